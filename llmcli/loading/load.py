@@ -23,10 +23,10 @@ from llmcli.loading.filling import in_16_bits, mapped, read_values
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
 from llmcli.nn.parameters import Memory
-from llmcli.prepare.ahead import Ahead
+from llmcli.prepare.ahead import Prefetcher
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.ledger import Ledger
-from llmcli.records.work import Progress, Stages
+from llmcli.records.work import LoadTimings, Progress
 from llmcli.text import load_tokenizer
 from llmcli.text.load import ending_ids
 from llmcli.weights.weight import Weight
@@ -59,8 +59,8 @@ def load_checkpoint(
     random_weights: int | None = None,
     text: bool = True,
     progress: Progress | None = None,
-    stages: Stages | None = None,
-    ahead: Ahead | None = None,
+    stages: LoadTimings | None = None,
+    ahead: Prefetcher | None = None,
     prepared: Prepared | None = None,
     **options: Unpack[PrecisionOptions],
 ) -> Model:
@@ -73,7 +73,7 @@ def load_checkpoint(
     memory. Raises UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5),
     UsageError.
     """
-    stages = stages or Stages()
+    stages = stages or LoadTimings()
     with stages("plan"):
         prepared = prepared or prepare(checkpoint, random=random_weights is not None)
         config = configured(prepared)

@@ -31,7 +31,7 @@ from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
 from llmcli.records.machine import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
-from llmcli.records.work import PartWork, Progress, no_progress
+from llmcli.records.work import Cost, Progress, no_progress
 from llmcli.weights.packed import Packed
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
@@ -330,7 +330,7 @@ class Roofline:
     precision: Precision
     working_set: int
 
-    def of(self, work: PartWork, calls: int) -> tuple[float, str]:
+    def of(self, work: Cost, calls: int) -> tuple[float, str]:
         """The least seconds of one part that is computed `calls` times, and what ceiling that is.
 
         Bytes arrive while others are computed with: it is the longer of both. Of computing the

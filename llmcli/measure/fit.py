@@ -44,12 +44,12 @@ def misfits(prepared: Prepared) -> list[str]:
 
     `loading.weights.check_fit` raises for these before anything is read.
     """
-    todo, tensors = prepared.plan, prepared.checkpoint.tensors
-    parts = parts_to_fill(todo.loads, prepared.shapes)
-    made = {load.part: shape_after(tensors[load.source].shape, load.ops) for load in todo.loads}
+    plan, tensors = prepared.plan, prepared.checkpoint.tensors
+    parts = parts_to_fill(plan.loads, prepared.shapes)
+    made = {load.part: shape_after(tensors[load.source].shape, load.ops) for load in plan.loads}
     wrong = [part for part, shape in parts.items() if made.get(part) != shape]
-    foreign = [load.source for load in todo.loads if load.part not in parts]
-    return [*wrong, *foreign, *todo.unexpected]
+    foreign = [load.source for load in plan.loads if load.part not in parts]
+    return [*wrong, *foreign, *plan.unexpected]
 
 
 def unscaled(prepared: Prepared) -> list[str]:

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from llmcli.errors import UsageError
-from llmcli.shell.params import Range
+from llmcli.records.ranges import Range
 from llmcli.ui.theme import encodable, one_line
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
+from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import MODEL, ModelOptions
 from llmcli.shell.output import Output
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from llmcli.engine.speculation import Speculation
     from llmcli.graph.precision import Precision
     from llmcli.model import Model
-    from llmcli.prepare.ahead import Ahead
+    from llmcli.prepare.ahead import Prefetcher
     from llmcli.prepare.prepared import PrecisionOptions, Prepared
     from llmcli.records.info import Device
-    from llmcli.records.text import PhasePeak
 
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
@@ -94,11 +94,9 @@ def load_model(
     """
     from llmcli.graph.precision import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
-    from llmcli.records.text import PhasePeak
 
     options.check()
-    with Progress(out) as progress:
-        checkpoint, open_s = opened(options, out, spec, progress)
+    checkpoint, open_s = opened(options, out, spec)
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -188,7 +186,7 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
 
 def _ahead(
     options: ModelOptions, prepared: Prepared, precision_options: PrecisionOptions
-) -> Ahead | None:
+) -> Prefetcher | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.ahead import start
@@ -205,8 +203,7 @@ def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
     """Raises what `load_model` would for `spec` before it imports torch: a second model's turn."""
     from llmcli.families import describe
 
-    with Progress(out) as progress:
-        describe(opened(options, out, spec, progress)[0])
+    describe(opened(options, out, spec)[0])
 
 
 def require_cwd() -> None:
@@ -221,7 +218,7 @@ def require_cwd() -> None:
 
 
 def opened(
-    options: ModelOptions, out: Output, spec: str | None, progress: Progress
+    options: ModelOptions, out: Output, spec: str | None = None
 ) -> tuple[Checkpoint, float]:
     """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
     from llmcli.checkpoints import open_checkpoint
@@ -229,11 +226,12 @@ def opened(
 
     spec = spec or options.model
     revision = options.revision if spec == options.model else None
-    name, path = find(
-        spec, revision=revision, offline=options.offline, progress=progress, note=out.note
-    )
-    begin = perf_counter()
-    return open_checkpoint(path, name=name), perf_counter() - begin
+    with Progress(out) as progress:
+        name, path = find(
+            spec, revision=revision, offline=options.offline, progress=progress, note=out.note
+        )
+        begin = perf_counter()
+        return open_checkpoint(path, name=name), perf_counter() - begin
 
 
 def check_context(options: ModelOptions, trained: int, positions: int | None, out: Output) -> None:
@@ -275,8 +273,7 @@ def opened_headers(
     part = None if found is None or weights else cached(found, weights=False)
     offline = model.offline or offline_from_environment()
     if found is None or (part is None and (offline or cached(found))):
-        with Progress(out) as progress:
-            checkpoint = opened(model, out, None, progress)[0]
+        checkpoint = opened(model, out)[0]
         yield checkpoint, str(checkpoint.path)
         return
     note_directory(spec, out.note)

@@ -16,8 +16,8 @@ from needs import needs_kernels
 from llmcli.commands.selftest.command import read_receipt
 from llmcli.commands.selftest.measure import arithmetic, run
 from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measure_groups
-from llmcli.commands.selftest.measure.models import MODELS
 from llmcli.commands.selftest.report import Receipt
+from llmcli.config.samples import MODELS
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.measure import engines
 from llmcli.nn.step import Step

@@ -33,7 +33,7 @@ from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
 from llmcli.records.ledger import EACH_HAS_ITS_PLACE
 from llmcli.records.text import Token
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _declared(checkpoint: Checkpoint, numbers: int) -> DeclaredDtype | None:
 def _flops(config: ModelConfig, context: int) -> FlopsNeed:
     """FLOPs for one sequence; which dtype is computed in changes nothing about them."""
 
-    def work(tokens: int, past: int) -> PartWork:
+    def work(tokens: int, past: int) -> Cost:
         call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
         return total_cost(config, call, precision=Precision.of("float32"), logits="last")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.measure.machine import environment
 from llmcli.records.document import checks_document, members
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -106,7 +106,7 @@ def command(
 
     out = Output("load", output)
     model.check()
-    stages = Stages()
+    stages = LoadTimings()
     checkpoint = _opened(load, model, stages, out)
     report, about = _measured(checkpoint, stages, load, model, out)
     lines, brief = chosen(report, load), load.filter is not None
@@ -127,13 +127,12 @@ def command(
     _judge(report, model)
 
 
-def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
+def _opened(load: LoadOptions, model: ModelOptions, stages: LoadTimings, out: Output) -> Checkpoint:
     """The checkpoint, and PyTorch imported; raises the errors of `describe` unless `load.check`."""
     from llmcli.families import describe
 
     begin = perf_counter()
-    with Progress(out) as progress:
-        checkpoint, headers_s = opened(model, out, None, progress)
+    checkpoint, headers_s = opened(model, out)
     stages.add("find", perf_counter() - begin - headers_s)
     stages.add("headers", headers_s)
     try:
@@ -154,7 +153,7 @@ def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output)
 
 
 def _measured(
-    checkpoint: Checkpoint, stages: Stages, load: LoadOptions, model: ModelOptions, out: Output
+    checkpoint: Checkpoint, stages: LoadTimings, load: LoadOptions, model: ModelOptions, out: Output
 ) -> tuple[LoadReport, dict[str, Any]]:
     """The report, and the `model` object of the document."""
     from llmcli.commands.load.measure.run import check_files, measure_load

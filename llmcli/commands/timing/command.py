@@ -225,7 +225,7 @@ def _baseline(
     config = prepared.config
     device = devices.resolve_device(options.device)
     precision = precision_on(device, prepared, **options.precision_options)
-    tokens = min(options.context_length or config.context, tokens)
+    tokens = min(config.room(options.context_length), tokens)
     held = resident_bytes()
     with Progress(out) as progress:
         ceilings = _ceilings(device, config, precision, tokens, progress)

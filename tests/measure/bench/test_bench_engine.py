@@ -32,7 +32,7 @@ from llmcli.measure.engines import LlmcliEngine, WorkCounter, engine_info, has_f
 from llmcli.measure.llama_cpp import open_llama_cpp
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 from llmcli.shell.output import Output
 
 IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]
@@ -296,7 +296,7 @@ def test_work_is_that_of_every_call(name):
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
     found = WorkCounter(config=config, precision=BFLOAT16).work(test, 6, 4)
-    assert found == sum(parts, PartWork())
+    assert found == sum(parts, Cost())
 
 
 def test_a_depth_is_not_counted_but_read():

@@ -14,7 +14,7 @@ from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.engines import FLASH, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.text import PhasePeak
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 
 def size_words(nbytes: int) -> str:
@@ -198,7 +198,7 @@ class Row:
         runs: Sequence[TimedRun] = (),
         *,
         peaks: Sequence[PhasePeak] = (),
-        work: PartWork | None = None,
+        work: Cost | None = None,
         roofline_ns: float | None = None,
         error: LlmcliError | None = None,
         **more: Any,

@@ -39,17 +39,17 @@ _LARGEST = 1e15  # 32 squares of such are finite in float32
 _PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
 
-def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
+def parameter_numbers(stored: Tensor, *, transposed: bool) -> Numbers:
     """Statistics of a parameter as it is in memory, without a second copy of it.
 
-    `turned`: formulas have its transpose, and so the index of the first bad number is transposed.
+    `transposed`: formulas have its transpose, and so the index of the first bad number is that.
     """
     found = Statistics()
     for part in parts(stored):
         found.add(part)
     numbers = _numbers(found, tuple(stored.shape))
     bad = numbers.first_bad
-    if bad is None or not turned:
+    if bad is None or not transposed:
         return numbers
     return replace(numbers, first_bad=(*bad[:-2], *bad[:-3:-1]))
 

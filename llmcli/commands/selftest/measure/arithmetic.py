@@ -15,10 +15,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
+from llmcli.config.samples import MODELS, VOCAB, layer, llama
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.evaluate.rules import rules

@@ -55,7 +55,7 @@ from llmcli.model import Model
 from llmcli.nn.step import Tap
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.machine import Ceilings
-from llmcli.records.work import PartWork, Progress, no_progress
+from llmcli.records.work import Cost, Progress, no_progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 _APART = 0.02  # of the wall time …
@@ -172,16 +172,16 @@ class Workload:
             logits: [
                 spec.name
                 for spec in plan(config, call, logits=logits).written
-                if not model[spec.name].shown  # it is computed for a tap only
+                if not model[spec.name].tap_only  # it is computed for a tap only
             ]
             for logits in {logits for _, logits in self.calls(phase)}
         }
         calls = self.calls(phase)
         return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
 
-    def products(self, phase: Phase) -> Iterator[Mapping[Place, PartWork]]:
+    def products(self, phase: Phase) -> Iterator[Mapping[Place, Cost]]:
         """For each of its calls what the parts with a weight matrix take."""
-        found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
+        found: dict[tuple[int, Logits], Mapping[Place, Cost]] = {}
         for call, logits in self.calls(phase):
             kind = call.tokens, logits  # the cache changes none of them
             if kind not in found:
