@@ -114,8 +114,8 @@ class Project(Contraction[ops.Project]):
         read = f"{self.cell(self.op.source, token, at)} in {bits} bits"
         parts = (x, x / d, float(round(seen / d))) if d else (x, 0.0, 0.0)
         return (
-            fact(f"d = max |{row}| / {by} over {run} = {{}} / {by}", d, largest_x),
-            fact(f"{read}: {{}} / d = {{}} is rounded, {{}} · d", seen, *parts),
+            fact(f"δ = max |{row}| / {by} over {run} = {{}} / {by}", d, largest_x),
+            fact(f"{read}: {{}} / δ = {{}} is rounded, {{}} · δ", seen, *parts),
         )
 
 
