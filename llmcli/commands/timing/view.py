@@ -44,7 +44,7 @@ _MARK, _OUTSIDE = "*", "-"  # of what stands out; the row of what is in no layer
 _BAR = 20  # columns of a bar for all of the time
 _FEW = 7  # parts that are shown of both phases, and all that take …
 _MUCH = 0.05  # … of the time of one
-_WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
+_WHY = {CALLS: " (starting operations)", KERNEL: " (its code, far from any ceiling)"}
 _BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
 
@@ -354,7 +354,10 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
         first, *rest = ceiling_summary(ceilings)
         peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
         first = first if level == MEMORY else f"{level} {at}"
-        yield Line([", ".join([f"ceilings: {first}", *rest]), *peak], FAINT)
+        found = {part.bound for phase in report.phases for part in phase.totals}
+        why = ", ".join(f"{bound}{words}" for bound, words in _WHY.items() if bound in found)
+        bound = [f"bound by {why}"] if why else []
+        yield Line([", ".join([f"ceilings: {first}", *rest]), *peak, *bound], FAINT)
     if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases

@@ -245,7 +245,7 @@ def _ns(value: float) -> str:
 
 
 def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def _known(words: Callable[[Any], str], name: str) -> Callable[[Row], str]:
