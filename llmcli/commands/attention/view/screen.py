@@ -187,7 +187,7 @@ def _next(report: AttentionReport, calls: FollowUps) -> Iterator[tuple[str, str]
     call = f"{calls.same} --layer {layer} --head {head}"
     yield f"head {name}{kind}:", call
     if 0 < calls.answer < len(report.tokens):
-        yield "its rows of the last answer:", f"{call} --query -{calls.answer}:"
+        yield "the rows of the last answer:", f"{call} --query -{calls.answer}:"
 
 
 def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
