@@ -163,9 +163,12 @@ def test_the_map_has_a_colour_for_every_head_and_none_without_rows():
     assert steps[0] == steps[2] < steps[1]
 
 
-def test_a_metric_without_a_bound_ends_at_its_largest():
+def test_a_metric_without_a_bound_ends_at_its_largest(monkeypatch):
+    said = []
+    monkeypatch.setattr(png.Sheet, "headings", lambda sheet, *words: said.extend(words))
     report = attention_report(layers=2, heads=4)
     pixels = opened(head_map_png(report, "entropy", TITLE))
+    assert said == ["entropy", f"how spread out its weights are, in nats · {TITLE}"]
     assert max(head.metrics["entropy"] for row in report.layers for head in row.heads) == 5.5
     assert counted(pixels)[tuple(VIRIDIS[255].tolist())] > 3000
     with pytest.raises(KeyError):

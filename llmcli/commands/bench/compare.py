@@ -32,7 +32,7 @@ Examples:
     llmcli bench --activations 8 -o jsonl >> 8.jsonl
   done; llmcli bench compare 16.jsonl 8.jsonl
 
-The last one takes turns between two settings, so that what changes on the machine meets both:
+The last one takes turns between two settings, so that what changes on the machine affects both:
 runs of the same test in one file are pooled. The format of a file is detected: JSON, JSONL or CSV,
 of llama-bench or of `llmcli bench`.
 """

@@ -394,8 +394,10 @@ def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
     if base is not None:
         yield f"base {size(base)} (RSS before the model)"
     timed = [info for info in infos if info.load_s is not None]
-    for info in timed:
-        of = f" ({info.engine}, {info.model_type}, {info.device})" if len(timed) > 1 else ""
+    names = [f"{info.engine}, {info.model_type}, {info.device}" for info in timed]
+    for name, info in zip(names, timed, strict=True):
+        more = f", {info.product_format} products" if names.count(name) > 1 else ""
+        of = f" ({name}{more})" if len(timed) > 1 else ""
         yield f"load {duration(info.load_s or 0.0)}{of}"
 
 
