@@ -168,7 +168,7 @@ def test_a_metric_without_a_bound_ends_at_its_largest(monkeypatch):
     monkeypatch.setattr(png.Sheet, "headings", lambda sheet, *words: said.extend(words))
     report = attention_report(layers=2, heads=4)
     pixels = opened(head_map_png(report, "entropy", TITLE))
-    assert said == ["entropy", f"how spread out its weights are, in nats · {TITLE}"]
+    assert said == ["entropy", f"{TITLE} · how spread out"]
     assert max(head.metrics["entropy"] for row in report.layers for head in row.heads) == 5.5
     assert counted(pixels)[tuple(VIRIDIS[255].tolist())] > 3000
     with pytest.raises(KeyError):
