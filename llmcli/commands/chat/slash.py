@@ -67,6 +67,9 @@ def dispatch(chat: Chat, line: str) -> NextLine | None:
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
         near = get_close_matches(name, COMMANDS, 1)
+        setting = name.replace("-", "_")
+        if (setting := ALIASES.get(setting, setting)) in NAMES:
+            near = [f"set {setting}"]
         hint = f"did you mean `/{near[0]}`?" if near else "`/help` lists the commands;"
         hint += " `//…` says `/…` to the model"
         raise UsageError(f"unknown command `/{one_line(name)}`", hint=hint)
