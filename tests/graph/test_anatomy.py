@@ -257,6 +257,7 @@ def test_a_number_is_only_a_whole_part_of_a_name():
     assert numbered("model.layers.3.mlp3.w", 3, "{}") == "model.layers.{}.mlp3.w"
     assert numbered("h.1.attn.c_attn.weight", 1, "{0-1}") == "h.{0-1}.attn.c_attn.weight"
     assert numbered("blk.13.a", 3, "{}") == "blk.13.a"
+    assert numbered("layers.0.norms.0.w h.0.a", 0, "{}") == "layers.{}.norms.0.w h.{}.a"
 
 
 @settings(max_examples=30, deadline=None)
