@@ -831,7 +831,7 @@ ZOO: tuple[Variant, ...] = (
         layer_norm_eps=1e-3, num_key_value_heads=6, **_rope("default", partial_rotary_factor=0.75),
         gguf=1e-7),
     _one("stablelm-normed-heads", "stablelm", use_parallel_residual=True, qk_layernorm=True,
-        typical=True, gguf=1e-7),
+        layer_norm_eps=1e-3, typical=True, gguf=1e-7),
     _first("olmo", "olmo", clip_qkv=0.75, gguf=1e-7),
     _one("olmo-unclipped", "olmo", **_TIED, num_key_value_heads=None, attention_bias=True,
         gguf=1e-7),

@@ -242,7 +242,7 @@ BLOCKS: dict[str, ModelConfig] = {
     ),
     "clipped projections": llama(*(layer(
         clip=0.3, qkv_bias=True, gated=True, norm=NormConfig(kind="layer", eps=1e-5, weights=False),
-    ), layer(clip=0.2, qk_norm=RMS), layer(
+    ), layer(clip=0.2, qk_norm=RMS, kv=KeysValues(norm=WEIGHTLESS)), layer(
         clip=0.2, gated=True, qk_norm=HeadNorm(kind="layer", eps=1e-5),
     ))),
     "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
