@@ -1081,6 +1081,7 @@ _IN_BLOCKS = {
     "a head and embeddings that are dense": in_blocks(
         CONFIGS["window"], "Q4_1", dense=("head.W", "embed.W")
     ),
+    "chunks": "Q8_0 Q4_1",
     "norms after": "Q8_0 IQ4_NL",
     "parallel with one norm": "Q4_0",
     "offset norms": "Q8_0 Q4_1",
