@@ -18,7 +18,8 @@ class RoutingConfig:
     `softmax` and `sigmoid` turn the router's logits into scores; the experts with the largest
     scores are chosen, with their scores as weights: divided by their sum plus `least` if
     `renormalized` (sigmoids may all be 0), then times `scale`. With `softmax of the chosen` the
-    largest logits are chosen, and their softmax is the weights. `bias`: of the router.
+    largest logits are chosen, and their softmax is the weights. `by_logits`: the largest logits are
+    chosen with any scores, of which several may round to 1 (Llama 4). `bias`: of the router.
     `correction`: a bias on the scores for the choice only. Of `groups` of adjacent experts only the
     `kept_groups` best are eligible: those with the largest sum of their `group_best` largest
     scores: 2 (DeepSeek-V3, arXiv 2412.19437), or 1 (DeepSeek-V2, arXiv 2405.04434). With a `norm`
@@ -39,6 +40,7 @@ class RoutingConfig:
     group_best: Literal[1, 2] = 2
     norm: NormConfig | None = None
     factors: bool = False
+    by_logits: bool = False
     weighs_input: bool = False
 
 

@@ -143,6 +143,19 @@ def test_rounding_turns_no_choice_of_experts(name, models):
         assert margin(scores, routing.chosen) > 1e-4
 
 
+def test_of_sigmoids_that_are_rounded_to_1_the_largest_logit_is_chosen(tmp_path):
+    theirs = build(variant("llama4"))
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.mul_(30 if name.endswith("router.weight") else 1)
+    theirs.save_pretrained(tmp_path)
+    decoder, seen = opened(tmp_path, "float32").decoder, dict[str, Tensor]()
+    ours = decoder(prompt(), tap=seen.__setitem__).log_softmax(-1)
+    assert ((seen["blocks.1.moe.router_probs"] == 1).sum(-1) > 1).any()
+    expected = reference_logprobs(load_reference(tmp_path, torch.float32), prompt())
+    assert difference(ours, expected) <= 1e-4
+
+
 def margin(scores, count):
     """The smallest difference of any token between the last that is chosen and the next."""
     ordered = scores.sort(-1, descending=True).values

@@ -87,7 +87,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
         rows.nodes += norm.nodes
         rows.parameters += (replace(one, wide=True) for one in norm.parameters)
         source = norm.nodes[-1].name
-    scores = rows.project("router_logits", source, symbol="router", bias=r.bias)
+    scores = logits = rows.project("router_logits", source, symbol="router", bias=r.bias)
     if r.scores != "softmax of the chosen":
         scores = rows.node("router_probs", Share(source=scores, function=r.scores))
     correction = factors = None
@@ -96,7 +96,8 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
     if r.factors:
         factors = rows.parameter("expert_factor", "E", "expert_weight", letter="c", wide=True)
     groups = {"groups": r.groups, "kept": r.kept_groups, "best": r.group_best}
-    choice = Choose(source=scores, count=r.chosen, correction=correction, **groups)
+    by = logits if r.by_logits else scores
+    choice = Choose(source=by, count=r.chosen, correction=correction, **groups)
     chosen = rows.node("expert_idx", choice)
     weigh = Weigh(
         source=scores,

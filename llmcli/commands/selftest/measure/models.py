@@ -227,7 +227,8 @@ BLOCKS: dict[str, ModelConfig] = {
     ),
     "weighted inputs of experts": llama(
         layer(mixture(
-            chosen=1, scores="sigmoid", weighs_input=True, own={"shared": SharedConfig(hidden=14)}
+            chosen=1, scores="sigmoid", by_logits=True, weighs_input=True,
+            own={"shared": SharedConfig(hidden=14)},
         )),
         layer(mixture(scores="sigmoid", weighs_input=True)),
     ),
