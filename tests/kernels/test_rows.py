@@ -10,7 +10,7 @@ import torch
 from tensors import drawn
 
 from llmcli.config.attention import Chunk
-from llmcli.graph.arithmetic import FAST_WIDE
+from llmcli.graph.precision import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.attention import attend, visible_keys
