@@ -174,7 +174,6 @@ def llama4(m: Draft) -> None:
         own: dict[str, Any] = {"layer_types": (kinds * count)[:count]}
         if not values.integer("attention.sliding_window", 1, least=0, most=MOST["positions"]):
             own = {"attention_chunk_size": None, "no_rope_layers": [1] * count}
-            own["attn_temperature_tuning"] = False
         normed = values.integer("expert_count", 0, least=0, most=MOST["heads"]) != 128
         values = Values({"use_qk_norm": normed, **own})
     for number, ffn in enumerate(m.ffn):

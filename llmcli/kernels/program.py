@@ -154,9 +154,8 @@ def _numbers(op: Op) -> list[int]:
 
 @lru_cache(maxsize=64)
 def bits(number: float) -> int:
-    """The bits of a number rounded to float32, as passed to operations."""
-    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
-    return found
+    """The bits of a number rounded to float32 (beyond its range infinity), as operations read it."""
+    return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value
 
 
 _OP_BYTES = 8 * NUMBERS

@@ -20,6 +20,7 @@ from zoo import PACKED, TYPES, ZOO, variant
 from llmcli.config.experts import ExpertsConfig
 from llmcli.engine.session import Session
 from llmcli.families import families
+from llmcli.graph.graph import graph
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 ALL = [one.name for one in ZOO]
@@ -152,6 +153,8 @@ def test_of_sigmoids_that_are_rounded_to_1_the_largest_logit_is_chosen(tmp_path)
     decoder, seen = opened(tmp_path, "float32").decoder, dict[str, Tensor]()
     ours = decoder(prompt(), tap=seen.__setitem__).log_softmax(-1)
     assert ((seen["blocks.1.moe.router_probs"] == 1).sum(-1) > 1).any()
+    choice = graph(decoder.config).nodes["blocks.1.moe.expert_idx"].op
+    assert choice.source == "blocks.1.moe.router_logits"  # which `experts` and `explain` show
     expected = reference_logprobs(load_reference(tmp_path, torch.float32), prompt())
     assert difference(ours, expected) <= 1e-4
 

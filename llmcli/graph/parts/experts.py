@@ -147,7 +147,7 @@ def _shared(r: Rows, s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph
 def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     r = c.routing
-    choice = f"{r.scores}{', renormalized' if r.renormalized else ''}"
+    choice = r.scores + ", chosen by logits" * r.by_logits + ", renormalized" * r.renormalized
     if r.groups > 1:
         choice += f", {best_groups(r.kept_groups, r.groups, r.group_best)}"
     if r.factors:
