@@ -143,6 +143,8 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(levels, mixture, sha
     for _, by_pair in itertools.product(levels(), (False, True)):
         rows = len(pairs) if by_pair else rest[0] * rest[2]
         x = drawn(rows, columns, seed=9).to(dtypes[0])
+        if rows > 1:  # which stays with its pairs
+            x[1, 0] = math.nan if biased else math.inf
         taken = route.by_pair if by_pair else route
         expected = torch.cat([
             product_float32(
@@ -154,19 +156,4 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(levels, mixture, sha
         for weight in (w, gaps):
             same(Dense(weight, dtypes[0]).matmul_routed(x, taken, bias, wide=True), expected)
         narrow = Dense(w, dtypes[0]).matmul_routed(x, taken, bias)
-        assert torch.equal(narrow, expected.to(dtypes[0]))
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_infinity_in_a_row_stays_with_its_pairs(levels, bad):
-    route, pairs = routes(6, 1, 3, 4)
-    w = drawn(6, 5, 64).bfloat16()
-    x = drawn(4, 64, seed=1)
-    for _ in levels():
-        finite = Dense(w, torch.float32).matmul_routed(x, route)
-        broken = x.clone()
-        broken[2, 9] = bad
-        found = Dense(w, torch.float32).matmul_routed(broken, route)
-        theirs = torch.tensor([row == 2 for row, _ in pairs])
-        assert not found[theirs].isfinite().any()
-        same(found[~theirs], finite[~theirs])
+        same(narrow, expected.to(dtypes[0]))
