@@ -154,7 +154,7 @@ def _numbers(op: Op) -> list[int]:
 
 @lru_cache(maxsize=64)
 def bits(number: float) -> int:
-    """The bits of a number rounded to float32 (beyond its range infinity), as operations read it."""
+    """The bits of a number rounded to float32, as passed to operations; infinity beyond it."""
     return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value
 
 
