@@ -38,7 +38,7 @@ from llmcli.commands.selftest.measure.models import (  # noqa: F401
 from llmcli.config.attention import AttentionConfig, KeysValues, RopeConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.experts import ExpertGroups, ExpertsConfig, SharedConfig
 from llmcli.config.formats import PACKED as BLOCK
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
@@ -1123,7 +1123,7 @@ _IN_BLOCKS = {
     "latent attention and experts in 16 bits": in_blocks(llama(
         latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),
         latent(
-            mixture(8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
+            mixture(8, groups=ExpertGroups(count=4, kept=2, best=1), chosen=3, scale=1.75,
                     own={"shared": SharedConfig(hidden=64)}),
             heads=4, rank=64, query_rank=None, value_dim=32, rope=_WIDE_ROPE,
         ),

@@ -14,7 +14,7 @@ from needs import needs_kernels
 from tensors import drawn, routes, same
 from test_packed import file_rows, inputs
 
-from llmcli.config.experts import RoutingConfig
+from llmcli.config.experts import ExpertGroups, RoutingConfig
 from llmcli.ops import routing
 from llmcli.ops.product import product_float32
 from llmcli.weights.dense import Dense
@@ -27,8 +27,10 @@ ROUTINGS = [
     RoutingConfig(chosen=3, renormalized=True, scale=2.5, correction=True),
     RoutingConfig(chosen=4, scores="softmax of the chosen", renormalized=True),
     RoutingConfig(chosen=12, scores="softmax of the chosen"),
-    *(RoutingConfig(chosen=3, groups=of, kept_groups=kept, group_best=best, correction=best == 2)
-      for of, kept, best in ((2, 1, 2), (4, 1, 1), (4, 3, 2), (6, 2, 2), (12, 5, 1))),
+    *(RoutingConfig(chosen=3, groups=groups, correction=groups.best == 2) for groups in (
+        ExpertGroups(count=2), ExpertGroups(count=4, best=1), ExpertGroups(count=4, kept=3),
+        ExpertGroups(count=6, kept=2), ExpertGroups(count=12, kept=5, best=1),
+    )),
 ]  # fmt: skip
 
 

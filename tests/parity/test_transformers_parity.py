@@ -131,15 +131,15 @@ def test_rounding_turns_no_choice_of_experts(name, models):
     for i, routing in routings.items():
         moe = f"blocks.{i}.moe"
         scores = seen[f"{moe}.router_logits"]
-        if routing.scores == "sigmoid" and (routing.correction or routing.groups > 1):
+        if routing.scores == "sigmoid" and (routing.correction or routing.groups.count > 1):
             scores = seen[f"{moe}.router_probs"]
         if routing.correction:
             scores = scores + decoder.weight(f"{moe}.b_choice").dense()
-        if routing.groups > 1:
-            groups = scores.unflatten(-1, (routing.groups, -1))
-            best = groups.topk(routing.group_best, -1).values.sum(-1)
-            assert margin(best, routing.kept_groups) > 1e-4
-            kept = best.topk(routing.kept_groups, -1).indices.unsqueeze(-1)
+        if routing.groups.count > 1:
+            groups = scores.unflatten(-1, (routing.groups.count, -1))
+            best = groups.topk(routing.groups.best, -1).values.sum(-1)
+            assert margin(best, routing.groups.kept) > 1e-4
+            kept = best.topk(routing.groups.kept, -1).indices.unsqueeze(-1)
             scores = groups.gather(-2, kept.expand(*kept.shape[:-1], groups.shape[-1])).flatten(-2)
         assert margin(scores, routing.chosen) > 1e-4
 

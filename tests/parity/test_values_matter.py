@@ -51,8 +51,7 @@ NOT_CHANGED = {
 ROUNDED = "EmbeddingConfig.rounded_scale"  # in 16 bits, which no comparison here is in
 # of one type alone: what counts only beside another value, or at some lengths, is not always seen
 CONDITIONAL = (
-    ROUNDED, "Branch.shares_norm", "LayerConfig.sum_norm", "RoutingConfig.groups",
-    "RoutingConfig.kept_groups", "RoutingConfig.group_best", "RoutingConfig.least",
+    ROUNDED, "Branch.shares_norm", "LayerConfig.sum_norm", "ExpertGroups.", "RoutingConfig.least",
     "RoutingConfig.renormalized False", "RoutingConfig.scores", "RoutingConfig.by_logits",
     "YarnScaling.", "LinearScaling.", "LongRopeScaling.", "RopeConfig.scaling",
 )  # fmt: skip

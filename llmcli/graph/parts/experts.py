@@ -95,7 +95,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
         correction = rows.parameter("b_choice", "E", "expert_idx", wide=True)
     if r.factors:
         factors = rows.parameter("expert_factor", "E", "expert_weight", letter="c", wide=True)
-    groups = {"groups": r.groups, "kept": r.kept_groups, "best": r.group_best}
+    groups = {"groups": r.groups.count, "kept": r.groups.kept, "best": r.groups.best}
     by = logits if r.by_logits else scores
     choice = Choose(source=by, count=r.chosen, correction=correction, **groups)
     chosen = rows.node("expert_idx", choice)
@@ -148,8 +148,8 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     r = c.routing
     choice = r.scores + ", chosen by logits" * r.by_logits + ", renormalized" * r.renormalized
-    if r.groups > 1:
-        choice += f", {best_groups(r.kept_groups, r.groups, r.group_best)}"
+    if r.groups.count > 1:
+        choice += f", {best_groups(r.groups.kept, r.groups.count, r.groups.best)}"
     if r.factors:
         choice += ", times a factor of each expert"
     if r.weighs_input:
