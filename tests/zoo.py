@@ -44,6 +44,7 @@ from llmcli.config.samples import (  # noqa: F401
     ssm,
     stretched,
 )  # fmt: skip
+from llmcli.config.experts import ExpertGroups
 from llmcli.config.ssm import SsmConfig
 from llmcli.families import find
 from llmcli.graph.precision import in_no_blocks, matrices
@@ -959,7 +960,8 @@ ZOO: tuple[Variant, ...] = (
     _one("llama4-published", "llama4_text", interleave_moe_layer_step=1, num_hidden_layers=4,
         **_rope("llama3", 5e5, **_LLAMA3), gguf=1e-5),
     _one("llama4-every-third", "llama4_text", interleave_moe_layer_step=3, num_key_value_heads=3,
-        **_TIED, gguf=1e-9),
+        **_TIED, attention_chunk_size=None, no_rope_layers=[1] * 5, attn_temperature_tuning=False,
+        gguf=1e-9),
     _one("llama4-plain", "llama4_text", use_qk_norm=False, attn_temperature_tuning=False,
         num_experts_per_tok=3, no_rope_layers=[0, 1, 0], num_hidden_layers=3,
         attention_chunk_size=30, moe_layers=[0, 2], attention_bias=True, **_TIED,
@@ -1085,6 +1087,7 @@ _IN_BLOCKS = {
     "a head and embeddings that are dense": in_blocks(
         CONFIGS["window"], "Q4_1", dense=("head.W", "embed.W")
     ),
+    "chunks": "Q8_0 Q4_1",
     "norms after": "Q8_0 IQ4_NL",
     "parallel with one norm": "Q4_0",
     "offset norms": "Q8_0 Q4_1",
@@ -1125,7 +1128,7 @@ _IN_BLOCKS = {
     "latent attention and experts in 16 bits": in_blocks(llama(
         latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),
         latent(
-            mixture(8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
+            mixture(8, groups=ExpertGroups(count=4, kept=2, best=1), chosen=3, scale=1.75,
                     own={"shared": SharedConfig(hidden=64)}),
             heads=4, rank=64, query_rank=None, value_dim=32, rope=_WIDE_ROPE,
         ),

@@ -12,16 +12,28 @@ Scores = Literal["softmax", "sigmoid", "softmax of the chosen"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertGroups:
+    """`count` groups of adjacent experts, of which only the `kept` best are eligible.
+
+    Those with the largest sum of their `best` largest scores: 2 (DeepSeek-V3, arXiv 2412.19437), or
+    1 (DeepSeek-V2, arXiv 2405.04434).
+    """
+
+    count: int = 1
+    kept: int = 1
+    best: Literal[1, 2] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoutingConfig:
     """How a token chooses `chosen` experts, and their weights.
 
     `softmax` and `sigmoid` turn the router's logits into scores; the experts with the largest
     scores are chosen, with their scores as weights: divided by their sum plus `least` if
     `renormalized` (sigmoids may all be 0), then times `scale`. With `softmax of the chosen` the
-    largest logits are chosen, and their softmax is the weights. `bias`: of the router.
-    `correction`: a bias on the scores for the choice only. Of `groups` of adjacent experts only the
-    `kept_groups` best are eligible: those with the largest sum of their `group_best` largest
-    scores: 2 (DeepSeek-V3, arXiv 2412.19437), or 1 (DeepSeek-V2, arXiv 2405.04434). With a `norm`
+    largest logits are chosen, and their softmax is the weights. `by_logits`: the largest logits are
+    chosen with any scores, of which several may round to 1 (Llama 4). `bias`: of the router.
+    `correction`: a bias on the scores for the choice only, also for that of `groups`. With a `norm`
     the router reads the residual stream through that norm, not the experts' input. `factors`: each
     chosen expert's weight is finally multiplied by a parameter. `weighs_input`: the weights
     multiply the experts' inputs, not their outputs (Llama 4).
@@ -34,11 +46,10 @@ class RoutingConfig:
     scale: float = 1.0
     bias: bool = False
     correction: bool = False
-    groups: int = 1
-    kept_groups: int = 1
-    group_best: Literal[1, 2] = 2
+    groups: ExpertGroups = ExpertGroups()
     norm: NormConfig | None = None
     factors: bool = False
+    by_logits: bool = False
     weighs_input: bool = False
 
 

@@ -26,7 +26,7 @@ from llmcli.config.attention import (
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.config.experts import ExpertGroups, ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
@@ -228,7 +228,8 @@ BLOCKS: dict[str, ModelConfig] = {
     ),
     "weighted inputs of experts": llama(
         layer(mixture(
-            chosen=1, scores="sigmoid", weighs_input=True, own={"shared": SharedConfig(hidden=14)}
+            chosen=1, scores="sigmoid", by_logits=True, weighs_input=True,
+            own={"shared": SharedConfig(hidden=14)},
         )),
         layer(mixture(scores="sigmoid", weighs_input=True)),
     ),
@@ -294,11 +295,11 @@ BLOCKS: dict[str, ModelConfig] = {
         layer(mixture(activation="gelu", chosen=1)),
     ),
     "experts by groups": twice(layer(mixture(
-        8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
-        chosen=3, scale=1.75, own={"shared": SharedConfig(hidden=14)},
+        8, scores="sigmoid", renormalized=True, correction=True, chosen=3,
+        groups=ExpertGroups(count=4, kept=2), scale=1.75, own={"shared": SharedConfig(hidden=14)},
     ))),
     "experts by the best of a group": twice(layer(mixture(
-        8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
+        8, groups=ExpertGroups(count=4, kept=2, best=1), chosen=3, scale=1.75,
     ))),
     "experts after the choice": twice(block(
         branch(ATTENTION),

@@ -12,7 +12,7 @@ from typing import Literal, ParamSpec, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import Chunk, DynamicScaling, LongRopeScaling
+from llmcli.config.attention import DynamicScaling, LongRopeScaling
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Block
 from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
@@ -121,17 +121,13 @@ class Decoder:
         attentions = [one.attention for one in config.layers if one.attention is not None]
         shared = {one.kv.layer for one in attentions} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
-        # there is no kernel for queries or windows that depend on the position
-        kernels = not dynamic and not any(
-            one.scores.growth or isinstance(one.scores.window, Chunk) for one in attentions
-        )
         packed = precision.formats and self.dtype == torch.float32 and native.level() is not None
         tables = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
         recorder: GraphRecorder | KernelRecorder | None = None
         if self.fixed_shapes:
             recorder = GraphRecorder(self.device)
-        elif packed and self.device.type == "cpu" and kernels:
+        elif packed and self.device.type == "cpu" and not dynamic:
             recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
         self.steps = Steps(recorder, off)

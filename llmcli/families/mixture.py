@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmcli.config.experts import ExpertsConfig, RoutingConfig, Scores, SharedConfig
+from llmcli.config.experts import ExpertGroups, ExpertsConfig, RoutingConfig, Scores, SharedConfig
 from llmcli.config.mlp import Activation
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.values import LIMITS, ConfigReader, require_divisible, shortened
@@ -59,9 +59,11 @@ def from_gguf(
         least=_LEAST.get(arch, RoutingConfig.least),
         scale=values.number("expert_weights_scale", 1.0),
         correction=correction,
-        groups=groups,
-        kept_groups=values.integer("expert_group_used_count", groups, most=groups),
-        group_best=1 if arch == "deepseek2" and scores == "softmax" else 2,
+        groups=ExpertGroups(
+            count=groups,
+            kept=values.integer("expert_group_used_count", groups, most=groups),
+            best=1 if arch == "deepseek2" and scores == "softmax" else 2,
+        ),
     )
     return _mixture(count, own, function, shared, routing)
 
@@ -107,7 +109,7 @@ def read_deepseek(
             raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
     shared = values.integer("n_shared_experts", most=LIMITS["heads"])
     groups = values.integer("n_group", 1, most=count) if grouped else 1
-    routing: dict[str, Any] = {"scores": "softmax", "group_best": 1, "renormalized": False}
+    routing: dict[str, Any] = {"scores": "softmax", "renormalized": False}
     if not second:  # transformers never renormalizes in V2
         renormalized = values.flag("norm_topk_prob", True)
         routing = {"scores": "sigmoid", "correction": True, "renormalized": renormalized}
@@ -117,8 +119,11 @@ def read_deepseek(
         function,
         shared=SharedConfig(hidden=shared * hidden),
         scale=values.number("routed_scaling_factor", 1.0),
-        groups=groups,
-        kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
+        groups=ExpertGroups(
+            count=groups,
+            kept=values.integer("topk_group", 1, most=groups) if grouped else 1,
+            best=1 if second else 2,
+        ),
         **routing,
     )
 
@@ -127,11 +132,12 @@ def _mixture(
     experts: int, hidden: int, function: Activation, shared: SharedConfig | None, r: RoutingConfig
 ) -> ExpertsConfig:
     """The mixture; raises CheckpointError if groups do not divide experts or leave too few."""
-    each = require_divisible("the number of experts", experts, "the number of groups", r.groups)
-    if r.groups > 1 and (each < r.group_best or r.kept_groups * each < r.chosen):
+    g = r.groups
+    each = require_divisible("the number of experts", experts, "the number of groups", g.count)
+    if g.count > 1 and (each < g.best or g.kept * each < r.chosen):
         size = "one expert" if each == 1 else f"{each} experts"
         raise CheckpointError(
-            f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
+            f"{g.kept} of {g.count} groups of {size} leave no {r.chosen} to choose"
         )
     return ExpertsConfig(
         experts=experts, hidden=hidden, activation=function, shared=shared, routing=r

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from llmcli.config.attention import Chunk, QueryGrowth, YarnScaling
 from llmcli.config.experts import ExpertsConfig, SharedConfig
@@ -147,7 +148,8 @@ def llama4(m: Draft) -> None:
     queries grow with the position (Nakanishi 2025, arXiv 2501.19399). In the others queries and
     keys are normalized without weights: after the rotation in the references, here before it,
     which is the same, since a rotation keeps lengths. GGUF files do not say the size of a chunk
-    and the growth, which are the defaults of config.json in llama.cpp.
+    and the growth, which are the defaults of config.json in llama.cpp; with a window of 0 there are
+    neither, and every layer has RoPE. As there, the model with 128 experts has no such norm.
     """
     values, count = m.values, len(m.attention)
     if m.hf:
@@ -164,15 +166,16 @@ def llama4(m: Draft) -> None:
             "num_local_experts", mixes=mixes, hidden="intermediate_size", scores="sigmoid"
         )
     else:
-        if not values.integer("attention.sliding_window", 1, least=0, most=LIMITS["positions"]):
-            raise UnsupportedModel("a Llama 4 without chunks is not supported in GGUF files")
         period = values.integer("attention.sliding_window_pattern", 4, most=LIMITS["layers"])
         kinds = ["chunked_attention"] * (period - 1) + ["full_attention"]
-        normed = values.integer("expert_count", most=LIMITS["heads"]) != 128  # as in llama.cpp
-        values = ConfigReader({"use_qk_norm": normed, "layer_types": (kinds * count)[:count]})
+        own: dict[str, Any] = {"layer_types": (kinds * count)[:count]}
+        if not values.integer("attention.sliding_window", 1, least=0, most=LIMITS["positions"]):
+            own = {"attention_chunk_size": None, "no_rope_layers": [1] * count}
+        normed = values.integer("expert_count", 0, least=0, most=LIMITS["heads"]) != 128
+        values = ConfigReader({"use_qk_norm": normed, **own})
     for number, ffn in enumerate(m.ffn):
         if isinstance(ffn, ExpertsConfig):
-            routing = replace(ffn.routing, weighs_input=True)
+            routing = replace(ffn.routing, by_logits=True, weighs_input=True)
             shared = SharedConfig(hidden=ffn.hidden)
             m.ffn[number] = replace(ffn, shared=shared, routing=routing)
     rotated = hf_rotated(values, count, listed=False)
@@ -184,7 +187,8 @@ def llama4(m: Draft) -> None:
     if any(chunked) and size is None:
         raise CheckpointError("`layer_types` has chunks but `attention_chunk_size` is not in use")
     growth, norm = None, None
-    if values.raw("attn_temperature_tuning") not in (False,):  # in the first files 4, not true
+    tuned = "attn_temperature_tuning"
+    if values.raw(tuned) == 4 or values.flag(tuned, True):  # 4 in the first files
         original = values.integer("floor_scale", 8192, most=LIMITS["positions"])
         growth = QueryGrowth(beta=values.number("attn_scale", 0.1), first=1, original=original)
     if values.flag("use_qk_norm", True):

@@ -57,17 +57,17 @@ TARGET INLINE void NAMED(product)(const float *x, int64_t outer, int64_t inner, 
 TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slots,
                                  int64_t lanes) {
     const float scale = number(op->arg[12]), cap = number(op->arg[22]);
-    const int32_t window = op->arg[13] ? (int32_t)op->arg[13] : 1 << 30;
     for (int64_t r = 0; r < lanes; r += WIDTH) {
-        numbers position;
+        numbers position, keys;
         memcpy(&position, tile.position + r, sizeof position);
+        memcpy(&keys, tile.keys + r, sizeof keys);
         const floats slope = NAMED(at)(tile.slope + r);
         const floats before = NAMED(at)(tile.most + r);
         floats most = before, all = NAMED(at)(tile.all + r), by;
         for (int64_t s = 0; s < slots; s++) {
             float *at = tile.scores + s * lanes + r;
             const numbers ago = position - (int32_t)(first + s);
-            const numbers seen = ~(ago >> 31) & (ago - window) >> 31; /* 0 <= ago < window */
+            const numbers seen = ~(ago >> 31) & (ago - keys) >> 31; /* 0 <= ago < keys */
             floats score = NAMED(at)(at) * scale;
             if (op->arg[24]) score -= slope * __builtin_convertvector(ago, floats);
             if (cap > 0.0f) score = NAMED(capped)(score, cap);
@@ -118,13 +118,14 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
     const int64_t start = ((const int64_t *)address(op->arg[14]))[b * op->arg[15]];
     const int64_t window = op->arg[13], last = start + end;
     const float *sinks = address(op->arg[23]), *slopes = address(op->arg[24]);
-    int64_t first = window && start + begin - window + 1 > 0 ? start + begin - window + 1 : 0;
+    int64_t first = first_slot(window, start + begin);
     for (int64_t r = 0; r < lanes; r++) {
         const int64_t row = r < rows ? r : 0, t = begin + row / group;
         const float *q = (const float *)address(op->arg[0]) + b * op->arg[17] +
                          (head * group + row % group) * op->arg[18] + t * op->arg[19];
         for (int64_t i = 0; i < size; i++) tile.q[i * lanes + r] = q[i];
         tile.position[r] = (int32_t)(start + t);
+        tile.keys[r] = (int32_t)(start + t + 1 - first_slot(window, start + t));
         tile.most[r] = sinks ? sinks[head * group + row % group] : -INFINITY;
         tile.all[r] = sinks ? 1.0f : 0.0f;
         tile.slope[r] = slopes ? slopes[head * group + row % group] : 0.0f;

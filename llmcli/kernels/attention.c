@@ -1,6 +1,6 @@
 /* Softmax attention over the cache, of one token and of many, on float32 queries.
  *
- * A query at position p sees slots max(0, p - window + 1) to p. With a cap c a score s is
+ * A query at position p sees slots first_slot(window, p) to p. With a cap c a score s is
  * c * tanh(s / c). A head's sink is an additional score without a value. Before the cap, a head's
  * slope times the distance of the key is taken off a score (ALiBi).
  */
@@ -15,7 +15,7 @@
  * it. Sizes are multiples of 16.
  * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 stride of sequences
  * of k, 4 of v, 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e,
- * 12 scale, 13 window or 0, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
+ * 12 scale, 13 window, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
  * 18 `enum numbers` of k and v, 19 stride of sequences of q, 21 cap or 0, 23 stride of slots of v,
  * 24 slopes [K, G] or 0;
  * with stride 0 of heads of k, all heads share keys and values, and their blocks are consecutive */
@@ -24,14 +24,20 @@
 #define KEYS_AHEAD 32  /* slots of prefetched keys */
 #define MOST_SIZE 512  /* of a head */
 
+/* The first slot that a query at position `at` sees: of the last `window` ones, of its chunk of
+ * -`window` ones, or with 0 of all. */
+INLINE int64_t first_slot(int64_t window, int64_t at) {
+    if (window < 0) return at - at % -window;
+    return window && at >= window ? at - window + 1 : 0;
+}
+
 struct span {
     int64_t first, last; /* slots, and their blocks */
 };
 
 INLINE struct span span_of(const struct op *op, int64_t b) {
     const int64_t at = ((const int64_t *)address(op->arg[14]))[b * op->arg[15]];
-    const int64_t window = op->arg[13];
-    return (struct span){window && at - window + 1 > 0 ? at - window + 1 : 0, at + 1};
+    return (struct span){first_slot(op->arg[13], at), at + 1};
 }
 
 INLINE int64_t blocks_of(const struct op *op, int64_t b) {
@@ -119,7 +125,7 @@ const struct kernel kernel_combine = {items_combine, work_combine, NULL};
  * heads that share keys; see attend_rows.h.
  * 0 q, 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 stride of sequences of k, 4 of v,
  * 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e, 12 scale,
- * 13 window or 0, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 stride of
+ * 13 window, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 stride of
  * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0,
  * 23 sinks [K, G] or 0, 24 slopes [K, G] or 0 */
 #define MOST_ROWS 64 /* per item, or G */
@@ -141,7 +147,7 @@ struct tile {
     float q[MOST_SIZE * MOST_LANES], scores[KEYS * MOST_LANES], sums[MOST_SIZE * MOST_LANES];
     float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];
     float most[MOST_LANES], all[MOST_LANES], by[MOST_LANES], slope[MOST_LANES];
-    int32_t position[MOST_LANES];
+    int32_t position[MOST_LANES], keys[MOST_LANES]; /* slots that a row sees */
 };
 static _Thread_local struct tile tile __attribute__((aligned(64)));
 

@@ -21,6 +21,7 @@ static const struct kernel *const kernels[KINDS] = {
     [CONVOLVE] = &kernel_convolve, [UNIT] = &kernel_unit, [DECAY] = &kernel_decay,
     [RECUR] = &kernel_recur, [ADD_SCALED] = &kernel_add_scaled,
     [PAIR] = &kernel_pair, [MULTIPLY_PAIRS] = &kernel_multiply_pairs,
+    [GROW] = &kernel_grow,
 };
 
 struct program {

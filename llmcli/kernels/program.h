@@ -16,7 +16,7 @@ enum kind {
     SPLIT, MULTIPLY_SPLIT, MULTIPLY_ROWS, SOFT_CAP, MULTIPLY_EXPERTS,
     MULTIPLY_FLOAT, SHARE, CHOOSE, WEIGH, SUM_EXPERTS, SCALE_ROWS,
     MULTIPLY_EXPERTS_BFLOAT16, JOIN, MULTIPLY_HEADS,
-    CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS, KINDS
+    CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS, GROW, KINDS
 };
 
 /* Addresses, sizes and strides, in the order of each kind; float32 numbers as bits. Strides are in
@@ -55,7 +55,7 @@ extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, ker
     kernel_soft_cap, kernel_multiply_experts, kernel_multiply_float, kernel_share, kernel_choose,
     kernel_weigh, kernel_sum_experts, kernel_scale_rows, kernel_multiply_experts_bfloat16,
     kernel_join, kernel_multiply_heads, kernel_convolve, kernel_unit, kernel_decay, kernel_recur,
-    kernel_add_scaled, kernel_pair, kernel_multiply_pairs;
+    kernel_add_scaled, kernel_pair, kernel_multiply_pairs, kernel_grow;
 
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }

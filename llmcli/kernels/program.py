@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     MULTIPLY_SPLIT, MULTIPLY_ROWS, SOFT_CAP, MULTIPLY_EXPERTS,
     MULTIPLY_FLOAT, SHARE, CHOOSE, WEIGH, SUM_EXPERTS, SCALE_ROWS,
     MULTIPLY_EXPERTS_BFLOAT16, JOIN, MULTIPLY_HEADS,
-    CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS,
-) = range(37)  # fmt: skip
+    CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS, GROW,
+) = range(38)  # fmt: skip
 
 NUMBERS = 26  # in `struct op`
 _COUNTER_BYTES = 64  # `struct counter`
@@ -154,9 +154,8 @@ def _numbers(op: Op) -> list[int]:
 
 @lru_cache(maxsize=64)
 def bits(number: float) -> int:
-    """The bits of a number rounded to float32, as passed to operations."""
-    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
-    return found
+    """The bits of a number rounded to float32, as passed to operations; infinity beyond it."""
+    return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value
 
 
 _OP_BYTES = 8 * NUMBERS

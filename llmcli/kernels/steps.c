@@ -67,6 +67,24 @@ INLINE void rotate(const struct op *op, int64_t item) {
 EACH_LEVEL(rotate)
 const struct kernel kernel_rotate = {items_rotate, work_rotate, NULL};
 
+/* GROW: each token's numbers times 1 + beta * log(1 + (p + first) / original), p its position as in
+ * ROTATE, the quotient rounded down. An item is a token.
+ * 0 x, 1 stride of tokens, 2 out (contiguous), 3 sequences B, 4 tokens T, 5 columns, 6 beta,
+ * 7 original, 8 first, 9 starts, 10 starts_stride */
+static int64_t items_grow(const struct op *op) { return op->arg[3] * op->arg[4]; }
+
+INLINE void grow(const struct op *op, int64_t item) {
+    const int64_t *starts = address(op->arg[9]), tokens = op->arg[4], columns = op->arg[5];
+    const int64_t at = starts[item / tokens * op->arg[10]] + item % tokens;
+    const double steps = (double)((at + op->arg[8]) / op->arg[7]);
+    const float factor = (float)(1.0 + (double)number(op->arg[6]) * log1p(steps));
+    const float *x = (const float *)address(op->arg[0]) + item * op->arg[1];
+    float *out = (float *)address(op->arg[2]) + item * columns;
+    for (int64_t i = 0; i < columns; i++) out[i] = x[i] * factor;
+}
+EACH_LEVEL(grow)
+const struct kernel kernel_grow = {items_grow, work_grow, NULL};
+
 /* ---- keys and values -------------------------------------------------------------------------- */
 
 /* NARROW: float32 to bfloat16 or float16, rounded to even. An item is a row.

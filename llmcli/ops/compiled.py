@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Chunk, QueryGrowth, Window, most_keys
 from llmcli.config.formats import PACKED
 from llmcli.kernels import native, program
 from llmcli.kernels.program import bits, call
@@ -55,6 +56,15 @@ def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
     out = torch.empty(x_BTNd.shape)
     table = cos.shape[-1], cos, sin, starts, len(starts) > 1
     return call(program.ROTATE, x_BTNd, far, out, *x_BTNd.shape, *table, out=out)
+
+
+def grow(q_BHTd: Tensor, growth: QueryGrowth, starts: Tensor) -> Tensor:
+    """Queries scaled by `growth` at their positions, which `starts` gives as in `rotate`."""
+    x_BTHd, far = evenly_spaced(q_BHTd.transpose(1, 2))
+    out, (batch, tokens, heads, size) = torch.empty(x_BTHd.shape), x_BTHd.shape
+    how = bits(growth.beta), growth.original, growth.first, starts, len(starts) > 1
+    call(program.GROW, x_BTHd, far, out, batch, tokens, heads * size, *how, out=out)
+    return out.transpose(1, 2)
 
 
 def stores(x_BKTd: Tensor, cache_BKCd: Tensor) -> bool:
@@ -106,13 +116,13 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = F
 
 def attend(
     q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
-    window: int | None, cap: float | None = None, sinks_H: Tensor | None = None,
+    window: Window | None, cap: float | None = None, sinks_H: Tensor | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See `ops.attention.attend`: query t of sequence b sees the slots up to `starts[b]` + t.
 
-    With a window only the last ones. Returns `[B, H, T, e]`. `slopes_H` in float32 must last as
-    long as recorded steps.
+    With a window only the last ones, or those of its chunk. Returns `[B, H, T, e]`. `slopes_H` in
+    float32 must last as long as recorded steps.
     """
     slopes = None if slopes_H is None else slopes_H.data_ptr()
     batch, heads, tokens, size = q_BHTd.shape
@@ -126,7 +136,8 @@ def attend(
     out_BTHe = torch.empty(batch, tokens, heads, values)
     places = q_BHTd, k_BKCd, v_BKCe, k_BKCd.stride(0), v_BKCe.stride(0), *apart
     shape = batch, kv_heads, heads // kv_heads, size, values
-    seen = bits(scale), min(window or 0, 1 << 30), starts, len(starts) > 1
+    most = min(most_keys(window) or 0, 1 << 30)
+    seen = bits(scale), -most if isinstance(window, Chunk) else most, starts, len(starts) > 1
     numbers, end = NUMBERS.index(k_BKCd.dtype), (out_BTHe, bits(cap or 0.0), sinks_H)
     if one:
         blocks = -(-capacity // SLOTS) + (window is not None)

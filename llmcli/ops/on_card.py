@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Window
 from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
 from llmcli.kernels import native
 from llmcli.kernels.program import Pairs
@@ -54,7 +55,7 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
 
 def attend(
     q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *, scale: float,
-    window: int | None, cap: float | None, sinks_H: Tensor | None,
+    window: Window | None, cap: float | None, sinks_H: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """`ops.attention.attend` for tokens at positions `starts_B`, with slots already written."""
     out: Tensor = kernels().attend_one(

@@ -42,20 +42,21 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
 
     Of equal scores the first counts. See `RoutingConfig` for the correction and the groups.
     """
+    groups = routing.groups
     if compiled.takes(scores_BTE):
         x, experts = scores_BTE.contiguous(), scores_BTE.shape[-1]
         out = torch.empty(*x.shape[:-1], routing.chosen, dtype=torch.int64)
         room = torch.empty(3 * x.numel())
         shape = x.numel() // experts, experts, routing.chosen, correction_E
-        groups = routing.groups, routing.kept_groups, room, routing.group_best
-        return call(program.CHOOSE, x, out, *shape, *groups, out=out, writes=(room,))
+        of = groups.count, groups.kept, room, groups.best
+        return call(program.CHOOSE, x, out, *shape, *of, out=out, writes=(room,))
     if correction_E is not None:
         scores_BTE = scores_BTE + correction_E
-    if routing.groups > 1:
-        grouped_BTGe = scores_BTE.view(*scores_BTE.shape[:-1], routing.groups, -1)
-        best_BTG = grouped_BTGe.topk(routing.group_best, -1).values.sum(-1)
+    if groups.count > 1:
+        grouped_BTGe = scores_BTE.view(*scores_BTE.shape[:-1], groups.count, -1)
+        best_BTG = grouped_BTGe.topk(groups.best, -1).values.sum(-1)
         kept_BTG = torch.zeros_like(best_BTG, dtype=torch.bool)
-        kept_BTG.scatter_(-1, _largest(best_BTG, routing.kept_groups), True)
+        kept_BTG.scatter_(-1, _largest(best_BTG, groups.kept), True)
         scores_BTE = grouped_BTGe.masked_fill(~kept_BTG.unsqueeze(-1), -torch.inf).flatten(-2)
     return _largest(scores_BTE, routing.chosen)
 

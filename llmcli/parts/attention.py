@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import AttentionConfig, Chunk
+from llmcli.config.attention import AttentionConfig
 from llmcli.config.norm import JoinedNorm
 from llmcli.graph.parts.attention import entering, fused_kernel, mixed
 from llmcli.nn.linear import Linear
@@ -79,7 +79,11 @@ class Attention(SoftmaxMap):
         else:
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
-        q_BHTd = self._grown(q_BHTd, step.positions)
+        growth = config.scores.growth
+        if growth is not None and compiled.takes(q_BHTd):
+            q_BHTd = compiled.grow(q_BHTd, growth, step.starts_B)
+        else:
+            q_BHTd = self._grown(q_BHTd, step.positions)
         attended = self._attend if self._fused.runs(step.edits) else self._attend_in_rows
         z_BHTe = attended(q_BHTd, k_BKSd, v_BKSe, step)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
@@ -93,20 +97,18 @@ class Attention(SoftmaxMap):
         own, slopes_H = self.config.scores, self.slopes_H
         how: dict[str, Any] = {"scale": own.scale, "cap": own.cap, "sinks_H": self.sinks_H}
         # only our kernels, which read float32 queries, support a cap, sinks and slopes (on a card
-        # no slopes); none has chunks
-        window = None if isinstance(own.window, Chunk) else own.window
-        kernels = step.cached and window == own.window
+        # no slopes)
         unfused = own.cap is not None or own.sinks or slopes_H is not None
-        on_a_card = kernels and step.fixed and slopes_H is None
+        on_a_card = step.cached and step.fixed and slopes_H is None
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
-        if kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+        if step.cached and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             rows = wide_BHTd, k_BKSd, v_BKSe, step.starts_B
-            z_BHTe = compiled.attend(*rows, window=window, slopes_H=slopes_H, **how)
+            z_BHTe = compiled.attend(*rows, window=own.window, slopes_H=slopes_H, **how)
             return z_BHTe.to(q_BHTd.dtype)
         if on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             k_BKSd, v_BKSe = k_BKSd[:, :, : step.keys], v_BKSe[:, :, : step.keys]
-            return on_card.attend(q_BHTd, k_BKSd, v_BKSe, step.starts_B, window=window, **how)
+            return on_card.attend(q_BHTd, k_BKSd, v_BKSe, step.starts_B, window=own.window, **how)
         parts = [
             attend(
                 q_BHTd[:, :, seen.rows],

@@ -92,12 +92,13 @@ class Experts:
     def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """The chosen experts of each token, and their weights, both `[B, T, K]`."""
         p, routing = self.name, self.config.routing
-        logits_BTE = _logits(x_BTD, self.router)
-        scores_BTE = step.emit(f"{p}.router_logits", logits_BTE)
+        logits_BTE = step.emit(f"{p}.router_logits", _logits(x_BTD, self.router))
+        scores_BTE = logits_BTE
         if routing.scores != "softmax of the chosen":
             made_BTE = share(scores_BTE, sigmoid=routing.scores == "sigmoid")
             scores_BTE = step.emit(f"{p}.router_probs", made_BTE)
-        chosen_BTK = step.emit(f"{p}.expert_idx", choose(scores_BTE, self.correction, routing))
+        by_BTE = logits_BTE if routing.by_logits else scores_BTE
+        chosen_BTK = step.emit(f"{p}.expert_idx", choose(by_BTE, self.correction, routing))
         weight_BTK = weigh(scores_BTE, chosen_BTK, routing, self.factors)
         return chosen_BTK, step.emit(f"{p}.expert_weight", weight_BTK)
 

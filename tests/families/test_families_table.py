@@ -108,8 +108,9 @@ def changed(found, base):
     Of parts that `base` has not there, the fields without their default.
     """
     before, layers = {path: value for path, value, _ in leaves(base)}, {}
+    inner = {path[:size] for path in before for size in range(len(path))}
     for path, value, default in leaves(found):
-        if value != before.get(path, default):
+        if path in inner or value != before.get(path, default):
             name = ".".join(one for one in path if isinstance(one, str) and "layers" not in one)
             inside = path[1:2] * (path[0] == "layers" and len(path) > 2)
             layers.setdefault(f"  {name} = {value!r}", []).extend(inside)

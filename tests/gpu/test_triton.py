@@ -80,7 +80,7 @@ calls = []
 
 
 PLAIN = {"attend", "norm", "product"}
-GATED = ("llama", "window", "caps", "sinks")
+GATED = ("llama", "window", "chunks", "caps", "sinks")
 OTHERS = ("gpt2", "keys and values of another layer", "mamba-2", "clamped gates")
 
 

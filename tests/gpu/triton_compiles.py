@@ -24,6 +24,7 @@ KERNELS = [
         (attention.split_kernel, {
             "G": 4, "D": size, "E": size, "SIZE": size, "VALUES": size, "GROUP": 16, "SPLIT": 256,
             "KEYS": attention.keys_of(size, itemsize), "CAPPED": size == 128,
+            "CHUNKS": size == 64,
         })
         for size in (64, 128, 256) for itemsize in (2, 4)
     ),

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tensors import HALVES, drawn
 
+from llmcli.config.attention import Chunk
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import CARD_ACTIVATIONS
 from llmcli.kernels.triton.attention import attend_one
@@ -36,6 +37,8 @@ def near(got, want, dtype):
     (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
     (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
     (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
+    (4, 2, 32, 32, 600, (511, 512, 599), {"window": Chunk(size=256)}),
+    (3, 1, 16, 16, 90, (37, 38), {"window": Chunk(size=19)}),
 ])  # fmt: skip
 def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
     """Slots behind the last token have garbage; the cache is a bucket of a larger one."""

@@ -20,7 +20,7 @@ int main(int count, char **arguments) {
         const int64_t B = 1 + below(3), K = 1 + below(3), G = turn % 9 ? 1 + below(6) : 1 + below(128);
         const int64_t most = turn % 9 == 0 ? 8 : turn % 7 == 0 ? 20 : 70; /* of many heads few tokens */
         const int64_t T = 1 + below(most), d = 1 + below(turn % 7 ? 40 : 512), e = 1 + below(40);
-        const int64_t window = below(2) ? 1 + below(90) : 0, kept = below(3), H = K * G;
+        const int64_t window = (below(3) - 1) * (1 + below(90)), kept = below(3), H = K * G;
         int64_t *starts = malloc((size_t)B * sizeof *starts), slots = 0;
         for (int64_t b = 0; b < B; b++) {
             starts[b] = below(150);

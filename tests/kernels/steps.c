@@ -60,7 +60,7 @@ uint64_t steps(const struct team *team) {
         float *b = below(2) ? drawn(columns, 0) : NULL, *cosines = drawn(slots * R, 0);
         float *sines = drawn(slots * R, 0), *turned = room(count), *normed = room(count);
         float *sum = room(count), *scaled = room(count), *capped = room(count), *act = room(count);
-        float *gated = room(count);
+        float *gated = room(count), *grown = room(count);
         uint16_t *small = malloc((size_t)count * 2);
         int64_t starts[3];
         for (int64_t i = 0; i < B; i++) starts[i] = below(slots - T + 1);
@@ -68,7 +68,7 @@ uint64_t steps(const struct team *team) {
         /* the first row of each head, into a cache that has no room for some */
         const int64_t C = 1 + below(4);
         float *cache = drawn(B * N * C * d, 0);
-        const struct op ops[9] = {
+        const struct op ops[10] = {
             {ROTATE, {to(x), far, to(turned), B, T, N, d, R, to(cosines), to(sines), to(starts), 1}},
             {NORMALIZE, {to(x), far, to(normed), rows, columns, to(w), to(b), bits_of(1e-5f), centred,
                          bits_of(below(2) ? 1.0f : 0.0f), rows, 0, own}},
@@ -81,16 +81,18 @@ uint64_t steps(const struct team *team) {
                     columns}},
             {STORE, {to(y), 4 * T * columns, 4 * d, to(cache), 4 * N * C * d, 4 * C * d, 4 * d, B, N,
                      4 * d, to(starts), 1, C}},
+            {GROW, {to(x), far, to(grown), B, T, columns, bits_of(0.5f), 1 + below(3), below(2),
+                    to(starts), 1}},
         };
-        struct counter counters[9];
-        llmcli_run(ops, 9, counters, team, NULL);
+        struct counter counters[10];
+        llmcli_run(ops, 10, counters, team, NULL);
         hash = hashed(hashed(hashed(hash, turned, count), normed, count), sum, count);
         hash = hashed(hashed(hashed(hash, scaled, count), capped, count), gated, count);
-        hash = hashed(hash, cache, B * N * C * d);
+        hash = hashed(hashed(hash, cache, B * N * C * d), grown, count);
         if (f != GELU) hash = hashed(hash, act, count); /* that of each machine's C library */
         for (int64_t i = 0; i < count; i++) hash = (hash ^ small[i]) * 0x100000001b3ull;
         free(y), free(w), free(b), free(cosines), free(sines), free(turned), free(normed), free(sum);
-        free(scaled), free(capped), free(act), free(gated), free(small), free(cache), free(x);
+        free(scaled), free(capped), free(act), free(gated), free(grown), free(small), free(cache), free(x);
 
         /* many float32 rows with weights of 16 bits */
         const int64_t M = 1 + below(turn % 4 ? 12 : 90), O = 1 + below(turn % 3 ? 40 : 150);

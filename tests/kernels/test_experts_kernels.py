@@ -14,7 +14,7 @@ from needs import needs_kernels
 from tensors import drawn, routes, same
 from test_packed import file_rows, inputs
 
-from llmcli.config.experts import RoutingConfig
+from llmcli.config.experts import ExpertGroups, RoutingConfig
 from llmcli.ops import routing
 from llmcli.ops.product import product_float32
 from llmcli.weights.dense import Dense
@@ -27,8 +27,10 @@ ROUTINGS = [
     RoutingConfig(chosen=3, renormalized=True, scale=2.5, correction=True),
     RoutingConfig(chosen=4, scores="softmax of the chosen", renormalized=True),
     RoutingConfig(chosen=12, scores="softmax of the chosen"),
-    *(RoutingConfig(chosen=3, groups=of, kept_groups=kept, group_best=best, correction=best == 2)
-      for of, kept, best in ((2, 1, 2), (4, 1, 1), (4, 3, 2), (6, 2, 2), (12, 5, 1))),
+    *(RoutingConfig(chosen=3, groups=groups, correction=groups.best == 2) for groups in (
+        ExpertGroups(count=2), ExpertGroups(count=4, best=1), ExpertGroups(count=4, kept=3),
+        ExpertGroups(count=6, kept=2), ExpertGroups(count=12, kept=5, best=1),
+    )),
 ]  # fmt: skip
 
 
@@ -143,6 +145,8 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(levels, mixture, sha
     for _, by_pair in itertools.product(levels(), (False, True)):
         rows = len(pairs) if by_pair else rest[0] * rest[2]
         x = drawn(rows, columns, seed=9).to(dtypes[0])
+        if rows > 1:  # which stays with its pairs
+            x[1, 0] = math.nan if biased else math.inf
         taken = route.by_pair if by_pair else route
         expected = torch.cat([
             product_float32(
@@ -154,19 +158,4 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(levels, mixture, sha
         for weight in (w, gaps):
             same(Dense(weight, dtypes[0]).matmul_routed(x, taken, bias, wide=True), expected)
         narrow = Dense(w, dtypes[0]).matmul_routed(x, taken, bias)
-        assert torch.equal(narrow, expected.to(dtypes[0]))
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_infinity_in_a_row_stays_with_its_pairs(levels, bad):
-    route, pairs = routes(6, 1, 3, 4)
-    w = drawn(6, 5, 64).bfloat16()
-    x = drawn(4, 64, seed=1)
-    for _ in levels():
-        finite = Dense(w, torch.float32).matmul_routed(x, route)
-        broken = x.clone()
-        broken[2, 9] = bad
-        found = Dense(w, torch.float32).matmul_routed(broken, route)
-        theirs = torch.tensor([row == 2 for row, _ in pairs])
-        assert not found[theirs].isfinite().any()
-        same(found[~theirs], finite[~theirs])
+        same(narrow, expected.to(dtypes[0]))

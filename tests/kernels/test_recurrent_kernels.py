@@ -214,15 +214,6 @@ def test_decays_and_strengths_at_their_ends(every_level, log_decay, beta):
         assert not found[1].any()
 
 
-def test_what_a_state_holds_is_read_back_and_overwritten(every_level):
-    """β = 1 and no decay: the answer to the key is the value, whatever was there before."""
-    x = inputs(1, 3, 3, 1, 32, 20)
-    x.beta_BHT[...], x.log_decay_BHT[...] = 1.0, 0.0
-    x.q_BKTd[...] = x.k_BKTd
-    z, _ = every_level(lambda: steps(x, drawn(1, 3, 32, 20, seed=4)))
-    torch.testing.assert_close(z, x.v_BHTe, rtol=0, atol=2e-6)
-
-
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 @pytest.mark.parametrize("plain", [False, True], ids=["delta", "plain"])
 def test_a_value_that_is_no_number_stays_in_its_column(every_level, bad, plain):

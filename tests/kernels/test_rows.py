@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensors import drawn
 
+from llmcli.config.attention import Chunk
 from llmcli.graph.precision import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
@@ -41,6 +42,8 @@ CASES = (
     (1, 1, 1, 1, 16, 16, None, [0]), (2, 9, 3, 1, 64, 64, None, [3, 700]),
     (2, 8, 4, 1, 80, 48, 9, [64, 0]), (3, 12, 2, 1, 32, 128, 300, [511]),
     (1, 7, 1, 1, 512, 512, None, [256]),
+    (2, 4, 4, 33, 20, 7, Chunk(size=19), [64, 0]), (2, 8, 2, 1, 32, 48, Chunk(size=19), [37, 38]),
+    (2, 9, 3, 1, 64, 64, Chunk(size=300), [599, 20]),
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ TWINS = {
     ),
     "clipped": Twin(lambda x: elements.clip(x, 2.5), lambda: (X,), [()]),
     "sum": Twin(elements.add, lambda: (X, Y), [()]),
-    "scaled": Twin(lambda x: elements.scale(x, 0.3), lambda: (X,), [()]),
+    "scaled": Twin(elements.scale, lambda by: (X, by), [(0.3,), (1e300,)]),
     "soft cap": Twin(lambda x: soft_cap(x, 3.0), lambda: (X,), [()], 8),
     "rotated": Twin(
         lambda x, at: rope.rotate(x, *(

@@ -14,12 +14,13 @@ from zoo import MODELS
 
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
+from llmcli.config.experts import ExpertGroups
 from llmcli.inspect.passes import Passes
 from llmcli.parts import experts
 
 MIXTURES = (
     "experts", "experts beside dense layers", "experts by groups", "experts after the choice",
-    "all experts",
+    "weighted inputs of experts", "all experts",
 )  # fmt: skip
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PROMPT = tuple(ids(1, 11)[0].tolist())
@@ -61,6 +62,7 @@ def test_choices_weights_loads_and_shares_are_what_was_emitted(name):
             assert layer.shared_share is None
             continue
         weight, out = seen[f"{p}.moe.expert_weight"], seen[f"{p}.moe.expert_out"]
+        weight = torch.ones_like(weight) if f"{p}.moe.expert_in" in seen else weight
         routed = torch.einsum("tk,ktd->td", weight, out).norm(dim=-1)
         share = shared.norm(dim=-1) / (shared.norm(dim=-1) + routed)
         np.testing.assert_allclose(layer.shared_shares, share.numpy(), rtol=1e-6)
@@ -70,12 +72,12 @@ def test_choices_weights_loads_and_shares_are_what_was_emitted(name):
 def margin_by_hand(routing, scores, correction):
     """With lists: the scores that choose, without the groups that are left out."""
     scores = [s + c for s, c in zip(scores, correction, strict=True)]
-    size = len(scores) // routing.groups
+    size = len(scores) // routing.groups.count
     best = []
-    for group in range(routing.groups):
+    for group in range(routing.groups.count):
         inside = sorted(scores[group * size : (group + 1) * size])[-2:]
         best.append((sum(inside), group))
-    kept = {group for _, group in sorted(best)[-routing.kept_groups :]}
+    kept = {group for _, group in sorted(best)[-routing.groups.kept :]}
     order = sorted((s for e, s in enumerate(scores) if e // size in kept), reverse=True)
     return order[routing.chosen - 1] - order[routing.chosen]
 
@@ -142,7 +144,9 @@ FAULTS = {
     "a choice that ignores the correction": ("experts by groups", "choice", wrap(
         experts, "choose", lambda choose, scores, c, routing: choose(scores, None, routing)
     )),
-    "a choice of all groups": ("experts by groups", "choice", routed("choose", groups=1)),
+    "a choice of all groups": (
+        "experts by groups", "choice", routed("choose", groups=ExpertGroups())
+    ),
     "the expert behind the last one": ("experts", "choice", wrap(
         experts, "choose",
         lambda choose, s, c, r: choose(s, c, dataclasses.replace(r, chosen=3))[..., [0, 2]],

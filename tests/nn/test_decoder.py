@@ -12,7 +12,7 @@ from live_tensors import Live
 from small_models import ids, random_decoder
 from zoo import CONFIGS, MODELS, VOCAB, layer, llama, mixture, stretched
 
-from llmcli.config.attention import DynamicScaling
+from llmcli.config.attention import Chunk, DynamicScaling
 from llmcli.decoder.decoder import Decoder
 from llmcli.graph.graph import graph
 from llmcli.graph.precision import Precision
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused(model):
 
 
 @pytest.mark.parametrize("band", [1, 3, 8])
-@pytest.mark.parametrize("window", [1, 4, 9])
+@pytest.mark.parametrize("window", [1, 4, 9, Chunk(size=4)])
 def test_rows_that_are_computed_some_at_a_time_see_the_same_keys(window, band, monkeypatch):
     """Under a window, whole and in chunks: as with one mask for all rows."""
     model, tokens = random_decoder(llama(*(layer(window=window),) * 2)), ids(2, 23)

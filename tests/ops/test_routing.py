@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensors import drawn, routes
 
-from llmcli.config.experts import RoutingConfig
+from llmcli.config.experts import ExpertGroups, RoutingConfig
 from llmcli.ops.routing import choose, weigh
 from llmcli.weights.dense import Dense
 from llmcli.weights.weight import Weight
@@ -45,7 +45,7 @@ def by_groups(scores, groups, kept, count, best_of):
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
 def test_groups(kept, best, dtype):
     scores = random(2, 50, 12, dtype=dtype)
-    routing = RoutingConfig(chosen=3, groups=4, kept_groups=kept, group_best=best)
+    routing = RoutingConfig(chosen=3, groups=ExpertGroups(count=4, kept=kept, best=best))
     chosen = choose(scores, None, routing)
     for row, found in zip(scores.flatten(0, 1), chosen.flatten(0, 1), strict=True):
         assert found.tolist() == by_groups(row.tolist(), 4, kept, 3, best)

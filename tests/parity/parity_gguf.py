@@ -297,6 +297,8 @@ class Converter:
             )
         if kind in WINDOWED and config.sliding_window:
             self._say(sliding_window=config.sliding_window)
+        if kind == "llama4_text" and config.attention_chunk_size is None:
+            self._say(sliding_window=0)
 
     def _experts(self):
         """What the converters write of mixtures."""

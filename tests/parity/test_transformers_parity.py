@@ -20,6 +20,7 @@ from zoo import PACKED, TYPES, ZOO, variant
 from llmcli.config.experts import ExpertsConfig
 from llmcli.engine.session import Session
 from llmcli.families import families
+from llmcli.graph.graph import graph
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 ALL = [one.name for one in ZOO]
@@ -130,17 +131,32 @@ def test_rounding_turns_no_choice_of_experts(name, models):
     for i, routing in routings.items():
         moe = f"blocks.{i}.moe"
         scores = seen[f"{moe}.router_logits"]
-        if routing.scores == "sigmoid" and (routing.correction or routing.groups > 1):
+        if routing.scores == "sigmoid" and (routing.correction or routing.groups.count > 1):
             scores = seen[f"{moe}.router_probs"]
         if routing.correction:
             scores = scores + decoder.weight(f"{moe}.b_choice").dense()
-        if routing.groups > 1:
-            groups = scores.unflatten(-1, (routing.groups, -1))
-            best = groups.topk(routing.group_best, -1).values.sum(-1)
-            assert margin(best, routing.kept_groups) > 1e-4
-            kept = best.topk(routing.kept_groups, -1).indices.unsqueeze(-1)
+        if routing.groups.count > 1:
+            groups = scores.unflatten(-1, (routing.groups.count, -1))
+            best = groups.topk(routing.groups.best, -1).values.sum(-1)
+            assert margin(best, routing.groups.kept) > 1e-4
+            kept = best.topk(routing.groups.kept, -1).indices.unsqueeze(-1)
             scores = groups.gather(-2, kept.expand(*kept.shape[:-1], groups.shape[-1])).flatten(-2)
         assert margin(scores, routing.chosen) > 1e-4
+
+
+def test_of_sigmoids_that_are_rounded_to_1_the_largest_logit_is_chosen(tmp_path):
+    theirs = build(variant("llama4"))
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.mul_(30 if name.endswith("router.weight") else 1)
+    theirs.save_pretrained(tmp_path)
+    decoder, seen = opened(tmp_path, "float32").decoder, dict[str, Tensor]()
+    ours = decoder(prompt(), tap=seen.__setitem__).log_softmax(-1)
+    assert ((seen["blocks.1.moe.router_probs"] == 1).sum(-1) > 1).any()
+    choice = graph(decoder.config).nodes["blocks.1.moe.expert_idx"].op
+    assert choice.source == "blocks.1.moe.router_logits"  # which `experts` and `explain` show
+    expected = reference_logprobs(load_reference(tmp_path, torch.float32), prompt())
+    assert difference(ours, expected) <= 1e-4
 
 
 def margin(scores, count):

@@ -101,9 +101,9 @@ class Mixture:
         return next((node.name, node.op) for node in inside if isinstance(node.op, kind))
 
     def _groups(self) -> dict[str, list[str]]:
-        """The activations of every check: from the sum backwards as far as no matrix is needed."""
+        """The activations of every check: from sum and weights back to the first matrices."""
         found: dict[str, None] = {}
-        pending = [self._out]
+        pending = [self._out, self._weights]  # which the sum does not read if they weigh inputs
         for name in pending:
             if not self._graph[name].op.by_rows:
                 found[name] = None

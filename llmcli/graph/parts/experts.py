@@ -87,7 +87,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
         rows.nodes += norm.nodes
         rows.parameters += (replace(one, wide=True) for one in norm.parameters)
         source = norm.nodes[-1].name
-    scores = rows.project("router_logits", source, symbol="router", bias=r.bias)
+    scores = logits = rows.project("router_logits", source, symbol="router", bias=r.bias)
     if r.scores != "softmax of the chosen":
         scores = rows.node("router_probs", Share(source=scores, function=r.scores))
     correction = factors = None
@@ -95,8 +95,9 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
         correction = rows.parameter("b_choice", "E", "expert_idx", wide=True)
     if r.factors:
         factors = rows.parameter("expert_factor", "E", "expert_weight", letter="c", wide=True)
-    groups = {"groups": r.groups, "kept": r.kept_groups, "best": r.group_best}
-    choice = Choose(source=scores, count=r.chosen, correction=correction, **groups)
+    groups = {"groups": r.groups.count, "kept": r.groups.kept, "best": r.groups.best}
+    by = logits if r.by_logits else scores
+    choice = Choose(source=by, count=r.chosen, correction=correction, **groups)
     chosen = rows.node("expert_idx", choice)
     weigh = Weigh(
         source=scores,
@@ -146,9 +147,9 @@ def _shared(r: Rows, s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph
 def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     r = c.routing
-    choice = f"{r.scores}{', renormalized' if r.renormalized else ''}"
-    if r.groups > 1:
-        choice += f", {best_groups(r.kept_groups, r.groups, r.group_best)}"
+    choice = r.scores + ", chosen by logits" * r.by_logits + ", renormalized" * r.renormalized
+    if r.groups.count > 1:
+        choice += f", {best_groups(r.groups.kept, r.groups.count, r.groups.best)}"
     if r.factors:
         choice += ", times a factor of each expert"
     if r.weighs_input:

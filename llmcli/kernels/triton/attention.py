@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from llmcli.config.attention import Chunk, Window, most_keys
+
 _BLOCK = 1 << 14  # bytes of the keys of a block: three in flight, with values, are 96 KiB
 _SPLIT = 256  # keys of a program: 8 kv heads with 8k keys are 256 programs, two for each processor
 
@@ -23,6 +25,7 @@ def split_kernel(
     kv_heads, splits, window,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, VALUES: tl.constexpr, CAPPED: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """For one kv head and the live keys of a split: Σ e^(s - m) v, m and Σ e^(s - m).
 
@@ -37,7 +40,7 @@ def split_kernel(
     )
     first = split * SPLIT
     last = tl.minimum(first + SPLIT, at + 1)
-    oldest = at - window + 1
+    oldest = at - at % window if CHUNKS else at - window + 1
     first = tl.maximum(first, oldest // KEYS * KEYS)
     h = (head % kv_heads).to(tl.int64)
     k += b.to(tl.int64) * k_b + h * k_h
@@ -106,13 +109,13 @@ def keys_of(size: int, itemsize: int) -> int:
 
 def attend_one(
     q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *, scale: float,
-    window: int | None = None, cap: float | None = None, sinks_H: Tensor | None = None,
+    window: Window | None = None, cap: float | None = None, sinks_H: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`attend` of the token at position `starts[b]` of each sequence: `[B, H, 1, e]`.
 
-    It sees the slots up to its own, or the last `window`. Keys and values are contiguous in the
-    last axis. The result has the dtype of the queries, at most float32; 16-bit products have
-    float32 sums.
+    It sees the slots up to its own, or the last `window`, or those of its chunk. Keys and values
+    are contiguous in the last axis. The result has the dtype of the queries, at most float32;
+    16-bit products have float32 sums.
     """
     batch, heads, _, size = q_BH1d.shape
     _, kv_heads, slots, values = v_BKCe.shape
@@ -129,8 +132,9 @@ def attend_one(
     split_kernel[(batch * kv_heads, splits)](
         q, k_BKCd, v_BKCe, starts_B, sums, most, weight, scale, cap or 0.0,
         *k_BKCd.stride()[:3], *v_BKCe.stride()[:3], kv_heads, splits,
-        (1 << 30) if window is None else window,
+        most_keys(window) or 1 << 30,
         G=group, D=size, E=values, SPLIT=_SPLIT, CAPPED=cap is not None, **padded,
+        CHUNKS=isinstance(window, Chunk),
         KEYS=keys_of(max(padded["SIZE"], padded["VALUES"]), k_BKCd.element_size()),
     )  # fmt: skip
     out = torch.empty(batch, heads, 1, values, device=q.device, dtype=q.dtype)
