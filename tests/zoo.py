@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from llmcli.config.attention import AttentionConfig, KeysValues, RopeConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.experts import ExpertGroups, ExpertsConfig, SharedConfig
 from llmcli.config.formats import PACKED as BLOCK
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
@@ -44,7 +44,6 @@ from llmcli.config.samples import (  # noqa: F401
     ssm,
     stretched,
 )  # fmt: skip
-from llmcli.config.experts import ExpertGroups
 from llmcli.config.ssm import SsmConfig
 from llmcli.families import find
 from llmcli.graph.precision import in_no_blocks, matrices
