@@ -46,6 +46,7 @@ EXCEPTIONS = (
     type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried …"),
     OSError(28, "No space left on device"), OSError(24, "Too many open files"),
     OSError(23, "Too many open files in system"), RuntimeError("Failed to initialize cpuinfo!"),
+    OSError(2, "No such file or directory", "/gone/a"),
     ZeroDivisionError("division by zero"), KeyError("lost"),
     CheckpointError("tensor `\x1b]0;evil\x07\nhint: no`"),  # cannot send terminal codes
     KeyboardInterrupt(), exits.Terminated(),

@@ -16,7 +16,7 @@ from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
 from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
-from llmcli.records.numbers import counted
+from llmcli.records.numbers import counted, did_you_mean
 from llmcli.shell.conversations import check_replaceable
 from llmcli.shell.encoding import value_of
 from llmcli.shell.exits import SIGNALS, tell_error
@@ -65,9 +65,8 @@ def dispatch(chat: Chat, line: str) -> NextLine | None:
     name, _, argument = line[1:].partition(" ")
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
-        near = get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean `/{near[0]}`?" if near else "`/help` lists the commands;"
-        hint += " `//…` says `/…` to the model"
+        near = [f"/{one}" for one in get_close_matches(name, COMMANDS, 1)]
+        hint = did_you_mean(near, "`/help` lists the commands;") + " `//…` says `/…` to the model"
         raise UsageError(f"unknown command `/{one_line(name)}`", hint=hint)
     return command.run(chat, argument.strip())
 

@@ -6,11 +6,12 @@ Checks that the time adds up, that nothing is missing, and that no number is cha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -57,6 +58,7 @@ from llmcli.records.document import ViewCheck, difference
 from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork, Progress, no_progress
 
+Result = TypeVar("Result", PhaseTime, TimingReport)
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 _APART = 0.02  # of the wall time …
 _APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
@@ -248,35 +250,39 @@ def time_phase(
         if not watched_s:
             raise
         interrupted = True
-    marks, order = kept.median, in_order(model)
-    works = cost_by_part(config, workload.calls(name), numbers=workload.numbers, ran=experts)
-    run, products = tuple(pieces(marks, model)), [*workload.products(name)]
-    parts = part_times(run, works, operations, order)
-    totals = over_layers(parts, order)
-    by_rows = {False: 0.0, True: 0.0}  # seconds of products with one row, and with more
-    for piece in run:
-        if 0 <= piece.call < len(products) and (work := products[piece.call].get(piece.place)):
-            by_rows[work.gemm > 0] += piece.seconds
-    bare_s = bare_s[: len(watched_s)]
-    return PhaseTime(
-        name=name,
-        tokens=len(workload.ids) if name == "prefill" else workload.new_tokens,
-        past=0 if name == "prefill" else len(workload.ids),
-        calls=len(products),
-        seconds=marks.wall_s,
-        bare_s=median_low(bare_s),
-        parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
-        totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
-        work=total(works),
-        overhead=Overhead.of(watched_s, bare_s),
-        peak=peak.nbytes,
-        gemv_s=by_rows[False],
-        gemm_s=by_rows[True],
-        pieces=run,
-        marks=marks.names,
-        unlike=unlike,
-        interrupted=interrupted,
-    )
+    del bare_s[len(watched_s) :]
+
+    def phase(interrupted: bool) -> PhaseTime:
+        marks, order = kept.median, in_order(model)
+        works = cost_by_part(config, workload.calls(name), numbers=workload.numbers, ran=experts)
+        run, products = tuple(pieces(marks, model)), [*workload.products(name)]
+        parts = part_times(run, works, operations, order)
+        totals = over_layers(parts, order)
+        by_rows = {False: 0.0, True: 0.0}  # seconds of products with one row, and with more
+        for piece in run:
+            if 0 <= piece.call < len(products) and (work := products[piece.call].get(piece.place)):
+                by_rows[work.gemm > 0] += piece.seconds
+        return PhaseTime(
+            name=name,
+            tokens=len(workload.ids) if name == "prefill" else workload.new_tokens,
+            past=0 if name == "prefill" else len(workload.ids),
+            calls=len(products),
+            seconds=marks.wall_s,
+            bare_s=median_low(bare_s),
+            parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
+            totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
+            work=total(works),
+            overhead=Overhead.of(watched_s, bare_s),
+            peak=peak.nbytes,
+            gemv_s=by_rows[False],
+            gemm_s=by_rows[True],
+            pieces=run,
+            marks=marks.names,
+            unlike=unlike,
+            interrupted=interrupted,
+        )
+
+    return despite_interrupt(phase, interrupted)
 
 
 def measure_timing(
@@ -315,25 +321,37 @@ def measure_timing(
     except KeyboardInterrupt:
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
-    peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
-    checks, estimated = timing_checks(workload, times), workload.estimated
-    if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
-        checks += memory_check(base, peak, estimated)
-    return TimingReport(
-        prompt_tokens=len(ids),
-        dtype=workload.numbers.dtype,
-        stages=tuple(stages),
-        phases=tuple(times),
-        ceilings=ceilings,
-        base=base,
-        peak=peak,
-        estimated=estimated,
-        weight_bytes=model.weight_bytes,
-        working_set=workload.working_set,
-        machine_load=load,
-        checks=checks,
-        interrupted=interrupted,
-    )
+
+    def report(interrupted: bool) -> TimingReport:
+        peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
+        checks, estimated = timing_checks(workload, times), workload.estimated
+        if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
+            checks += memory_check(base, peak, estimated)
+        return TimingReport(
+            prompt_tokens=len(ids),
+            dtype=workload.numbers.dtype,
+            stages=tuple(stages),
+            phases=tuple(times),
+            ceilings=ceilings,
+            base=base,
+            peak=peak,
+            estimated=estimated,
+            weight_bytes=model.weight_bytes,
+            working_set=workload.working_set,
+            machine_load=load,
+            checks=checks,
+            interrupted=interrupted,
+        )
+
+    return despite_interrupt(report, interrupted)
+
+
+def despite_interrupt(compute: Callable[[bool], Result], interrupted: bool) -> Result:
+    """`compute(interrupted)`; after Ctrl-C again, so that nothing is lost that was measured."""
+    try:
+        return compute(interrupted)
+    except KeyboardInterrupt:
+        return compute(True)
 
 
 def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[ViewCheck, ...]:
