@@ -101,7 +101,7 @@ L2, L3, RAM = (MIB, 9.0, "L2"), (4 * MIB, 5.0, "L3"), (32 * MIB, 1.0, "memory")
 def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     reads = tuple(ReadRate(nbytes=n, bytes_per_s=rate, level=level) for n, rate, level in rates)
     found = Ceilings(
-        device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
+        device="cpu", dtype="float32", threads=1, reads=reads, matrices=(), seconds=0.0,
         caches=caches("L2", MIB, "L3", 8 * MIB),
     ).read(nbytes)  # fmt: skip
     assert (found.level, found.bytes_per_s) == (level, rate)
