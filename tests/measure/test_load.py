@@ -535,6 +535,8 @@ def clean_tensors():
         "biases of thousands": with_number(1000.0, 576),
         "a norm with a large number": with_number(60.0, 2048, others=0.1),
         "a row of ones": with_row(torch.ones(576)), "a row of zeros": with_row(torch.zeros(576)),
+        "columns of zeros": drawn(512, 512) * (torch.arange(512) >= 256),
+        "rows of zeros that are no blocks": with_row(torch.zeros(1000)),
         "a large row": with_row(30 * drawn(576, seed=1)),
         "a few rows of another part": torch.cat((drawn(512, 256), 20 * drawn(8, 256, seed=1))),
         "positions": torch.cat((positions.sin(), positions.cos())),
@@ -593,6 +595,13 @@ def test_a_number_far_beyond_is_found_where_it_is_and_pieces_make_no_difference(
         for piece in (1 << 20, 32 * 77):
             assert len(found := outliers(y, piece)) >= min(many, 32)
             assert set(found) <= set(range(32_000, 32_000 + 32 * many, 32))
+
+
+@pytest.mark.parametrize(("first", "blocks"), [(1000, 204), (1800, 8), (1801, 36)])
+def test_zeros_that_begin_or_end_within_a_row_are_found(first, blocks):
+    x = drawn(512, 576)
+    x.view(-1)[32 * first : 32 * (first + blocks)] = 0
+    assert [outliers(x, piece) for piece in (1 << 20, 32 * 77)] == [[32 * first]] * 2
 
 
 def test_the_place_is_told_as_the_file_has_it_where_all_numbers_are_finite(tmp_path):

@@ -36,6 +36,8 @@ _WIDTH_OF_FEW = 0.36  # of single numbers, as in norms and biases: 10⁴ times a
 _IMPLAUSIBLE = math.log(1e4)  # of log ρ beyond nine tenths of the blocks
 _SAMPLE = 4096  # blocks, evenly spaced, whose ρ stands for that of all
 _LARGEST = 1e15  # 32 squares of such are finite in float32
+_HOLE = 8  # blocks of zeros in a row, as a page or sector that was never written leaves them
+_HOLES = 8  # more of them, or in more than a sixteenth of the rows, are the model's own
 _PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
 
@@ -120,7 +122,8 @@ class Outliers:
     multiplied as R. A. Fisher does: P(−log p₁p₂ > x) = (1 + x)·exp(−x). A block is an outlier where
     fewer than `_EXPECTED` of the tensor's are expected to be like it, unless most of its row are.
     So is any block whose ρ is 10⁴ times what nine tenths of the tensor's stay below: many wrong
-    blocks would be alike, and their own measure.
+    blocks would be alike, and their own measure. And so are zeros that are not whole rows, as of
+    tokens that never occur, nor in many rows, as where columns were pruned.
     """
 
     def __init__(self, count: int, columns: int) -> None:
@@ -133,6 +136,10 @@ class Outliers:
         self._seen = 0
         self._kept = torch.empty(3, 0, dtype=torch.float64)  # log √Σx², how it leans, which it is
         self._edges = (-math.inf, -math.inf)
+        self._zero = torch.zeros(1, dtype=torch.bool)  # whether the last block was
+        self._turns: list[Tensor] = []  # blocks where zeros begin, and end
+        aligned = self._size > 1 and columns % self._size == 0
+        self._holes = min(_HOLES, count // columns // 16) if aligned else 0
 
     def add(self, part: Tensor) -> None:
         """Add numbers, in whole blocks but for the last; what is not finite counts as large."""
@@ -145,6 +152,10 @@ class Outliers:
         if not bool(norms.sum().isfinite()):
             x = x.nan_to_num(0.0).clamp(-_LARGEST, _LARGEST)
             norms = torch.linalg.vector_norm(x, dim=1)
+        zero = norms == 0
+        turned = zero != torch.cat((self._zero, zero[:-1]))
+        self._turns.append(turned.nonzero().view(-1) + self._seen)
+        self._zero = zero[-1:]
         large = norms.log()
         lean = torch.zeros_like(large)
         if self._size > 1:  # r² = (Σ x)² ÷ n Σ x²
@@ -181,7 +192,15 @@ class Outliers:
         usual = torch.cat(self._sample).quantile(0.9, interpolation="lower")
         if not few and bool(usual.isfinite()):
             odd |= self._kept[0] > usual + _IMPLAUSIBLE
-        return sorted((which[odd] * self._size).tolist())
+        return sorted((torch.cat((which[odd], self._zeros())) * self._size).tolist())
+
+    def _zeros(self) -> Tensor:
+        """The first block of each run of zeros that begins or ends within a row."""
+        turns = torch.cat(self._turns)
+        turns = torch.cat((turns, turns.new_tensor([self._blocks] * (len(turns) % 2)))).view(-1, 2)
+        long = (turns.diff() >= _HOLE).view(-1) & (turns % max(1, self._in_a_row)).any(1)
+        few = int(long.sum()) <= self._holes and 2 * int(turns.diff().sum()) < self._blocks
+        return turns[long & few, 0]
 
     def _rarity(self, values: Tensor, width: float) -> Tensor:
         """−log of the share of blocks that are expected beyond each value."""
