@@ -49,7 +49,7 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
     if kind not in allowed:
         listed = either([f".{ending}" for ending in allowed])
         near = get_close_matches(kind, allowed, 1, 0.5) if kind else []
-        name = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
+        name = f"{Path(path).stem.lstrip('.-') or 'out'}.{(near or allowed)[0]}"
         example = f"{option} {Path(path).with_name(name) if Path(path).name else name}"
         raise UsageError(
             f"unsupported file type in `{option} {path}`: use {listed}",

@@ -213,8 +213,9 @@ class Conversion:
                 value = int(found[1]) << (10 if found[2] in "kK" else 20)
         if value is text and not re.fullmatch(pattern, text, re.ASCII):
             raise UsageError(f"`{name}` takes {what}, not `{text}`")
-        value = self.kind(value)
-        if self.kind is int and abs(value) > LARGEST:
+        value = self.kind(value) + 0  # -0.0 is 0
+        bounds = self.range
+        if abs(value) > LARGEST and (bounds is None or (value > 0 and bounds.high is None)):
             raise UsageError(f"`{name}` is too large: `{text}`")
         if self.range is not None and value not in self.range:
             raise UsageError(f"`{name}` must be {self.range}, not `{text}`")
