@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -58,7 +57,6 @@ from llmcli.records.document import ViewCheck, difference
 from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork, Progress, no_progress
 
-Result = TypeVar("Result", PhaseTime, TimingReport)
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 _APART = 0.02  # of the wall time …
 _APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
@@ -207,11 +205,11 @@ class Workload:
 
 def time_phase(
     workload: Workload, name: Phase, until: StoppingRule, roof: Roofline, progress: Progress
-) -> PhaseTime:
+) -> tuple[Callable[[], PhaseTime], bool]:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
-    Of these the median instrumented run, part by part. Raises NotFinite, and KeyboardInterrupt
-    where no pair is complete by then.
+    Returns what computes of these the median instrumented run, part by part, and whether they were
+    interrupted. Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
     """
     device, config = workload.model.device, workload.model.config
     clock, model = clock_for(device), graph(config)
@@ -252,7 +250,7 @@ def time_phase(
         interrupted = True
     del bare_s[len(watched_s) :]
 
-    def phase(interrupted: bool) -> PhaseTime:
+    def phase() -> PhaseTime:
         marks, order = kept.median, in_order(model)
         works = cost_by_part(config, workload.calls(name), numbers=workload.numbers, ran=experts)
         run, products = tuple(pieces(marks, model)), [*workload.products(name)]
@@ -282,7 +280,7 @@ def time_phase(
             interrupted=interrupted,
         )
 
-    return despite_interrupt(phase, interrupted)
+    return phase, interrupted
 
 
 def measure_timing(
@@ -306,7 +304,7 @@ def measure_timing(
     """
     workload = Workload(model, ids, new_tokens)
     roof = Roofline(ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set)
-    times: list[PhaseTime] = []
+    found: list[Callable[[], PhaseTime]] = []
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
     try:
@@ -315,14 +313,16 @@ def measure_timing(
                 # what one phase leaves of its time is the next one's
                 end = begin + LIMIT_S * number / len(phases)
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
-                times.append(time_phase(workload, name, until, roof, progress))
-                if interrupted := times[-1].interrupted:
+                phase, interrupted = time_phase(workload, name, until, roof, progress)
+                found.append(phase)
+                if interrupted:
                     break
     except KeyboardInterrupt:
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
 
     def report(interrupted: bool) -> TimingReport:
+        times = [phase() for phase in found]
         peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
         checks, estimated = timing_checks(workload, times), workload.estimated
         if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
@@ -343,15 +343,10 @@ def measure_timing(
             interrupted=interrupted,
         )
 
-    return despite_interrupt(report, interrupted)
-
-
-def despite_interrupt(compute: Callable[[bool], Result], interrupted: bool) -> Result:
-    """`compute(interrupted)`; after Ctrl-C again, so that nothing is lost that was measured."""
     try:
-        return compute(interrupted)
-    except KeyboardInterrupt:
-        return compute(True)
+        return report(interrupted)
+    except KeyboardInterrupt:  # again: nothing that was measured is lost
+        return report(True)
 
 
 def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[ViewCheck, ...]:
