@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmcli import processor
 from llmcli.errors import OutOfMemory, UsageError
-from llmcli.graph.arithmetic import WIDE
+from llmcli.graph.precision import WIDE
 from llmcli.limits import free_memory
 
 DTYPES = {

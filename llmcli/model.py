@@ -9,7 +9,7 @@ import torch
 
 from llmcli.checkpoints import Checkpoint
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.records.ledger import Ledger
 from llmcli.text.load import TextInterface
 
@@ -34,9 +34,9 @@ class Model(TextInterface):
         return self.decoder.dtype
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        """The arithmetic: dtypes, and the formats of packed weights."""
-        return self.decoder.arithmetic
+    def precision(self) -> Precision:
+        """Dtypes, and the formats of packed weights."""
+        return self.decoder.precision
 
     @property
     def stream_dtype(self) -> torch.dtype:
@@ -70,7 +70,7 @@ class Model(TextInterface):
             "parameters": self.parameter_count,
             "context": self.config.context,
             "stored_formats": stored,
-            **self.arithmetic.describe(self.config),
+            **self.precision.describe(self.config),
             "weight_bytes": self.weight_bytes,
             "device": str(self.device),
             "random_weights_seed": self.random_seed,

@@ -5,7 +5,7 @@ from small_models import random_model
 from zoo import IN_BLOCKS
 
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic, in_no_blocks, matrices
+from llmcli.graph.precision import Precision, in_no_blocks, matrices
 from llmcli.kernels import native
 from llmcli.loading.weights import randomize
 from llmcli.weights.dense import Dense, writable
@@ -21,12 +21,12 @@ def packed_in(config, format="Q4_1"):
     """The arithmetic of a model whose matrices are all in those blocks."""
     formats = dict.fromkeys(matrices(config).keys() - in_no_blocks(config), format)
     portable = native.level() == "portable"
-    return Arithmetic(dtype="float32", cache="float16", formats=formats, portable=portable)
+    return Precision(dtype="float32", cache="float16", formats=formats, portable=portable)
 
 
-def decoder_in(config, numbers, device="cpu"):
+def decoder_in(config, precision, device="cpu"):
     """A decoder in that arithmetic with random weights."""
-    decoder = Decoder(config, numbers, device=device)
+    decoder = Decoder(config, precision, device=device)
     if torch.device(device).type != "meta":
         randomize(decoder, 0)
     return decoder

@@ -45,7 +45,7 @@ def departures(model, batch=2, tokens=3):
     Empty where everything is as planned.
     """
     request = ShapesRequest(
-        config=model.config, batch=batch, tokens=tokens, numbers=model.arithmetic
+        config=model.config, batch=batch, tokens=tokens, precision=model.precision
     )
     session = Session(model.decoder, batch, tokens + 1)
     prompt_BT = (torch.arange(tokens) % model.config.vocab).expand(batch, -1)

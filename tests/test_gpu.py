@@ -15,7 +15,7 @@ from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.selftest.measure.arithmetic import compare_captured
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.loading.load import load_checkpoint
 from llmcli.ops.linear import each_own
 from llmcli.ops.product import product_float32
@@ -146,7 +146,7 @@ def test_explain_derives_what_the_card_computed(tmp_path, name, capsys):
 def mixtures(request):
     """A small mixture on the processor, and the same on the card."""
     here = random_decoder(MODELS[request.param])
-    there = Decoder(MODELS[request.param], Arithmetic.of("float64"), device="cuda")
+    there = Decoder(MODELS[request.param], Precision.of("float64"), device="cuda")
     for name in here.weight_names:
         writable(there.weight(name)).copy_(writable(here.weight(name)))
     return here, there

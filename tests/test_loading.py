@@ -19,11 +19,11 @@ from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import total_cost
 from llmcli.graph.graph import graph
 from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.plan import _parameters, parameters
+from llmcli.graph.precision import Precision
 from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
 from llmcli.kernels import native
@@ -48,7 +48,7 @@ def test_every_tensor_is_in_a_slot(tmp_path):
     described = model.describe()
     assert described["parameters"] == sum(t.numel() for t in tensors.values())
     assert described["weight_bytes"] == 4 * described["parameters"]
-    assert Arithmetic.of("bfloat16").weight_bytes(model.config) == 2 * described["parameters"]
+    assert Precision.of("bfloat16").weight_bytes(model.config) == 2 * described["parameters"]
 
 
 @pytest.mark.parametrize(("said", "ends"), [(5, {2, 5}), ([5, 7], {2, 5, 7}), (None, {2})])
@@ -268,18 +268,18 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     numbers = sum(slot.numel() for slot in parameters_of(model.decoder).values())
     size = DTYPES[dtype].itemsize
     assert held == size * numbers + (max(size, 4) - size) * NORMS
-    numbers = replace(Arithmetic.of(dtype), portable=native.level() == "portable")
-    assert model.arithmetic == numbers
-    assert numbers.weight_bytes(model.config) == held
+    precision = replace(Precision.of(dtype), portable=native.level() == "portable")
+    assert model.precision == precision
+    assert precision.weight_bytes(model.config) == held
     assert model.describe()["weight_bytes"] == held
     assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
-    run = PlannedRun(model.config, numbers, batch=1, context=8)
+    run = PlannedRun(model.config, precision, batch=1, context=8)
     assert memory_need(run).weights_bytes == held
-    calls = ShapesRequest(config=model.config, batch=1, tokens=4, numbers=numbers)
+    calls = ShapesRequest(config=model.config, batch=1, tokens=4, precision=precision)
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")
     table = parameters_of(model.decoder)["embed.W"]
-    reads = total_cost(model.config, call, numbers=numbers).weights
+    reads = total_cost(model.config, call, precision=precision).weights
     assert reads == held - table.nbytes + table[0].nbytes
     assert departures(model) == {}
 
@@ -299,6 +299,6 @@ def test_the_ledger_says_to_which_dtype_wide_ones_were_converted(folder):
 
 def test_what_lies_in_one_tensor_has_one_dtype(folder):
     specs = parameters(loaded(folder, dtype="float32").config, dtype="bfloat16")
-    place = Parameters(specs, Arithmetic.of("bfloat16"), device=torch.device("cpu"))
+    place = Parameters(specs, Precision.of("bfloat16"), device=torch.device("cpu"))
     with pytest.raises(ValueError, match="several dtypes"):
         place.vector(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

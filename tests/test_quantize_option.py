@@ -105,7 +105,7 @@ def test_random_weights_are_quantized_too(path, quantized):
     one, other = (load(path, quantize=quantized, random_weights=3) for _ in range(2))
     ids = torch.arange(5)[None]
     assert torch.equal(one.decoder(ids), other.decoder(ids))
-    assert one.arithmetic.formats
+    assert one.precision.formats
     assert 0.015 < float(one.decoder.weight("blocks.0.attn.W_q").dense().std()) < 0.025
 
 
@@ -161,4 +161,4 @@ def test_a_gpu_that_is_there_has_none_either(path, quantized):
     with pytest.raises(UsageError, match=r"no kernels .* on the device `cuda`"):
         load_checkpoint(open_checkpoint(path), device="cuda", quantize=quantized, text=False)
     dense = load_checkpoint(open_checkpoint(path), device="cuda", text=False)
-    assert not dense.arithmetic.formats
+    assert not dense.precision.formats

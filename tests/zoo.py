@@ -46,7 +46,7 @@ from llmcli.config.model import ModelConfig, sequential
 from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.families import find
-from llmcli.graph.arithmetic import in_no_blocks, matrices
+from llmcli.graph.precision import in_no_blocks, matrices
 
 
 @dataclass(frozen=True)

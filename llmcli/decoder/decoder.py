@@ -18,9 +18,9 @@ from llmcli.decoder.block import Block
 from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
 from llmcli.devices import available_bytes
 from llmcli.errors import UsageError
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Rotate
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.state import LayerState, State, allocate
@@ -64,17 +64,17 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        arithmetic: Arithmetic,
+        precision: Precision,
         *,
         device: torch.device | str,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
     ) -> None:
-        self.config, self.arithmetic = config, arithmetic
+        self.config, self.precision = config, precision
         self.device = torch.device(device)
-        specs = arithmetic.parameters(config)
+        specs = precision.parameters(config)
         parameters = Parameters(
-            specs, arithmetic, device=self.device, memory=memory, in_file=in_file
+            specs, precision, device=self.device, memory=memory, in_file=in_file
         )
         self.dtype, self.cache_dtype = parameters.dtype, parameters.cache_dtype
         tied = config.head.tied  # the table is also the head's matrix
@@ -125,7 +125,7 @@ class Decoder:
         kernels = not dynamic and not any(
             one.scores.growth or isinstance(one.scores.window, Chunk) for one in attentions
         )
-        packed = arithmetic.formats and self.dtype == torch.float32 and native.level() is not None
+        packed = precision.formats and self.dtype == torch.float32 and native.level() is not None
         tables = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
         recorder: GraphRecorder | KernelRecorder | None = None
@@ -168,7 +168,7 @@ class Decoder:
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes that `new_state` would allocate."""
-        specs = self.arithmetic.states(self.config, batch=batch, capacity=capacity)
+        specs = self.precision.states(self.config, batch=batch, capacity=capacity)
         return sum(spec.bytes for spec in specs)
 
     def new_state(self, batch: int, capacity: int) -> State:
@@ -180,7 +180,7 @@ class Decoder:
         return State(layers, [0] * batch, capacity, lengths_B)
 
     def _layers(self, batch: int, capacity: int) -> Iterator[LayerState]:
-        return allocate(self.config, self.arithmetic, batch, capacity, self.device)
+        return allocate(self.config, self.precision, batch, capacity, self.device)
 
     @inference
     def __call__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.graph.arithmetic import logits_dtype, rounding, stream_noise
+from llmcli.graph.precision import logits_dtype, rounding, stream_noise
 from llmcli.model import Model
 
 
@@ -22,10 +22,10 @@ class NearTies:
     """
 
     def __init__(self, model: Model) -> None:
-        decoder, numbers = model.decoder, model.decoder.arithmetic
+        decoder, precision = model.decoder, model.decoder.precision
         matrices = [entry.stored for entry in model.ledger.entries if len(entry.filled) > 1]
-        self.noise = stream_noise(model.config, numbers, matrices)
-        self._rounding = rounding(logits_dtype(model.config, numbers))
+        self.noise = stream_noise(model.config, precision, matrices)
+        self._rounding = rounding(logits_dtype(model.config, precision))
         self._norm_D = torch.ones(model.config.width, dtype=torch.float64)
         if model.config.final_norm.weights:
             self._norm_D = decoder.weight("ln_final.w").dense().cpu().double()

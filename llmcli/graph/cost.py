@@ -16,12 +16,12 @@ from dataclasses import replace
 
 from llmcli.config.attention import seen_keys
 from llmcli.config.model import LayerConfig, ModelConfig
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Place, graph
 from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.graph.node import Node, State
 from llmcli.graph.ops import Gate, LookUp, Mix, Project, Rotate
 from llmcli.graph.plan import parameters, plan
+from llmcli.graph.precision import Precision
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.records.info import ParameterCounts
@@ -68,10 +68,10 @@ def decode_calls(*, batch: int, tokens: int, past: int) -> Iterator[tuple[Call, 
 
 
 def total_cost(
-    config: ModelConfig, call: Call, *, numbers: Arithmetic, logits: Logits = "last"
+    config: ModelConfig, call: Call, *, precision: Precision, logits: Logits = "last"
 ) -> PartWork:
     """The cost of all parts of one call together."""
-    return total(cost_by_part(config, ((call, logits),), numbers=numbers))
+    return total(cost_by_part(config, ((call, logits),), precision=precision))
 
 
 def total(costs: CostByPart) -> PartWork:
@@ -79,13 +79,13 @@ def total(costs: CostByPart) -> PartWork:
     return sum(costs.values(), PartWork())
 
 
-def step_bytes(config: ModelConfig, tokens: int, *, batch: int = 1, numbers: Arithmetic) -> int:
+def step_bytes(config: ModelConfig, tokens: int, *, batch: int = 1, precision: Precision) -> int:
     """Bytes streamed by the decode step that reaches `tokens` tokens: weights, keys and values.
 
     Data smaller than a cache stays there between steps.
     """
     call = Call(batch=batch, tokens=1, past=max(0, tokens - 1), phase="decode")
-    found = total_cost(config, call, numbers=numbers)
+    found = total_cost(config, call, precision=precision)
     return found.weights + found.cache
 
 
@@ -93,15 +93,14 @@ def cost_by_part(
     config: ModelConfig,
     calls: Iterable[tuple[Call, Logits]],
     *,
-    numbers: Arithmetic,
+    precision: Precision,
     ran: ExpertsRun | None = None,
     whole: bool = False,
 ) -> CostByPart:
     """The cost of each part, summed over several calls; layer None outside the blocks.
 
-    `numbers`: the arithmetic, and the formats of weights, activations and cache. `ran`: measured
-    experts. Layers without a state (`Graph.readers`) only process tokens with logits, or all with
-    `whole`.
+    `precision`: formats of weights, activations and cache. `ran`: measured experts. Layers without
+    a state (`Graph.readers`) only process tokens with logits, or all with `whole`.
     """
     readers = len(config.layers) if whole else graph(config).readers
     # equal layers are counted once; their weights may differ in size
@@ -111,7 +110,7 @@ def cost_by_part(
         for index, layer in enumerate(config.layers)
     ]
     late = {one for one in alike if one >= readers}
-    costs, summed, counts = _Costs(config, numbers), dict[Place, PartWork](), Counter[str]()
+    costs, summed, counts = _Costs(config, precision), dict[Place, PartWork](), Counter[str]()
     for call, logits in calls:
         tokens = call.batch * call.tokens
         counts.update(calls=1, heads=logits != "none", tokens=tokens, positions=call.tokens)
@@ -134,12 +133,13 @@ def cost_by_part(
 
 
 class _Costs:
-    """What calls of a model cost in arithmetic `numbers`."""
+    """What calls of a model cost in a precision."""
 
-    def __init__(self, config: ModelConfig, numbers: Arithmetic) -> None:
-        self.model, self.numbers = graph(config), numbers
-        self.parameters = numbers.parameters(config)
-        self.kept = {spec.name: spec.bytes for spec in numbers.states(config, batch=1, capacity=1)}
+    def __init__(self, config: ModelConfig, precision: Precision) -> None:
+        self.model, self.precision = graph(config), precision
+        self.parameters = precision.parameters(config)
+        kept = precision.states(config, batch=1, capacity=1)
+        self.kept = {spec.name: spec.bytes for spec in kept}
         self.moved: dict[str, list[tuple[State, bool]]] = {}  # by node; whether it writes the state
         mixes = [(node, node.op) for node in self.model.nodes.values() if isinstance(node.op, Mix)]
         for state in self.model.states.values():
@@ -183,7 +183,7 @@ class _Costs:
 
         Several may belong to one part.
         """
-        model, call = self.model, self.numbers.call(call)
+        model, call = self.model, self.precision.call(call)
         read = {None, len(model.config.layers) - 1, *layers}  # the final norm reads the last one
         tensors = plan(model.config, call, logits=logits, layers=read).tensors
         specs = {spec.name: spec for spec in tensors}

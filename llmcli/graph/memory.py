@@ -19,10 +19,10 @@ from llmcli.config.attention import Window, most_keys
 from llmcli.config.formats import ACTIVATION_BYTES, DECODED_AT_ONCE, DEEP, DEQUANTIZED_AT_ONCE, RUN
 from llmcli.config.latent import LatentConfig
 from llmcli.config.model import ModelConfig
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Score, Softmax, size
 from llmcli.graph.plan import plan
+from llmcli.graph.precision import Precision
 from llmcli.graph.recurrence import LinearMap
 from llmcli.graph.routing import ExpertProject, SumExperts
 from llmcli.graph.spec import DTYPE_BYTES, Call
@@ -53,7 +53,7 @@ _CUBLAS = 32 << 20  # PyTorch's workspace for cuBLAS on Hopper; 8 MiB on others
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run with `batch` sequences of `context` tokens in arithmetic `numbers`.
+    """A run with `batch` sequences of `context` tokens in a precision.
 
     `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
     is counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
@@ -61,7 +61,7 @@ class PlannedRun:
     """
 
     config: ModelConfig
-    numbers: Arithmetic
+    precision: Precision
     _: KW_ONLY
     batch: int
     context: int
@@ -84,7 +84,7 @@ def prefill_peak(run: PlannedRun) -> int:
         now += made[name]
         peak = max(peak, now + chunked.temporary(name))
         now -= freed[name]
-    return round(peak * _MARGIN) + chunked.shared() + _dequantized(run.config, run.numbers)
+    return round(peak * _MARGIN) + chunked.shared() + _dequantized(run.config, run.precision)
 
 
 class _Chunk:
@@ -95,17 +95,17 @@ class _Chunk:
     """
 
     def __init__(self, run: PlannedRun) -> None:
-        self.model, self.numbers = model, numbers = graph(run.config), run.numbers
+        self.model, self.precision = model, precision = graph(run.config), run.precision
         self.batch, self.tokens, self.keys = run.batch, min(run.context, run.chunk), run.context
-        self.cuda, self.native = run.cuda, run.native and numbers.dtype == "bfloat16"
+        self.cuda, self.native = run.cuda, run.native and precision.dtype == "bfloat16"
         self.rows = self.batch * self.tokens
-        self.size, self.kept = DTYPE_BYTES[numbers.dtype], DTYPE_BYTES[numbers.cache]
+        self.size, self.kept = DTYPE_BYTES[precision.dtype], DTYPE_BYTES[precision.cache]
         self.wide = max(self.size, 4)
         first = {layer: i for i, layer in reversed([*enumerate(model.config.layers)])}
         past = self.keys - self.tokens
         call = Call(batch=self.batch, tokens=self.tokens, past=past, phase="prefill")
         firsts = {None, *first.values()}
-        found = plan(model.config, numbers.call(call), logits="last", layers=firsts)
+        found = plan(model.config, precision.call(call), logits="last", layers=firsts)
         self.specs = {spec.name: spec for spec in found.written if not model[spec.name].shown}
         self._columns = Counter[str]()  # of products
         for name in self.specs:
@@ -163,7 +163,7 @@ class _Chunk:
                 return copied + 4 * min(inputs * columns, HEAD_NUMBERS) * (self.size < 4)
             if isinstance(op, Project) and op.clip is not None:  # the product and a copy, wide
                 copied += 2 * self.rows * columns * self.wide
-            if isinstance(op, ExpertProject) and self.numbers.formats:  # ordered by expert
+            if isinstance(op, ExpertProject) and self.precision.formats:  # ordered by expert
                 copied += spec.count // spec.shape[-1] * (spec.shape[-1] + inputs) * self.wide
             return copied + self._product(inputs, columns)
         if isinstance(op, Normalize | SumExperts):  # in float32
@@ -172,7 +172,7 @@ class _Chunk:
             others = (one for one in self.specs.values() if one.shares == spec.shares)
             both = [spec] if spec.shares is None else others
             return sum(one.count for one in both) * (self.size if self.size == 4 else 16)
-        if isinstance(op, Mix) and op.state and (self.size > 4 or self.numbers.portable):
+        if isinstance(op, Mix) and op.state and (self.size > 4 or self.precision.portable):
             sizes = self._sizes(name)  # no kernel: a chunk at a time; narrow inputs are widened
             inputs = (6 if self.size >= 4 else 8) * sizes["dv"]
             return self.rows * sizes["H"] * (4 * _SCANNED + inputs) * self.wide
@@ -193,7 +193,7 @@ class _Chunk:
         tables = sum(rope.dims for rope in ropes) * 2 * self.wide
         windows = {op.window for op in ops if isinstance(op, Mix) and self.model.score(op)}
         masks = [window for window in windows if self._is_masked(window)]
-        if self.kept < self.size and not self.numbers.portable:
+        if self.kept < self.size and not self.precision.portable:
             masks = []
         positions = 1 << max(self.keys - 1, 255).bit_length()
         return tables * positions + len(masks) * self.tokens * self.keys + 8 * self.tokens
@@ -214,11 +214,11 @@ class _Chunk:
         inputs fit; its AVX512-BF16 kernels take less (oneDNN 3.12,
         `matmul/amx_blocking_heuristics.cpp`). Without 16-bit instructions all is in float32.
         """
-        numbers = self.numbers
-        if numbers.formats and not numbers.as_stored:
-            copied = self.rows * inputs // RUN * ACTIVATION_BYTES[numbers.activations // 8]
+        precision = self.precision
+        if precision.formats and not precision.file_layout:
+            copied = self.rows * inputs // RUN * ACTIVATION_BYTES[precision.activations // 8]
             deep = 2 * self.rows * -(-inputs // DEEP) * DEEP
-            return max(copied, deep if numbers.bf16_dot else 0)
+            return max(copied, deep if precision.bf16_dot else 0)
         if self.size >= 4 or self.cuda:
             return 0
         if not self.native:
@@ -236,7 +236,7 @@ class _Chunk:
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
         unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
-        plain = self.numbers.portable
+        plain = self.precision.portable
         if (unfused or sloped) and self.size <= 4 and not (self.cuda or plain):  # our kernel
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if sloped or (unfused and (self.size != 4 or plain)):  # no kernel: blocks of queries
@@ -277,32 +277,31 @@ class _Chunk:
         return found * self.size + self._product(a.rank, product)
 
 
-def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
+def _dequantized(config: ModelConfig, precision: Precision) -> int:
     """Bytes for dequantized weights in products of many rows on a GPU."""
-    if not numbers.as_stored:
+    if not precision.file_layout:
         return 0
-    specs = [spec for spec in numbers.parameters(config) if spec.name in numbers.formats]
+    specs = [spec for spec in precision.parameters(config) if spec.name in precision.formats]
     largest = max(spec.count // (spec.shape[0] if len(spec.axes) == 3 else 1) for spec in specs)
-    held = DTYPE_BYTES[numbers.dtype] * min(largest, DEQUANTIZED_AT_ONCE)
+    held = DTYPE_BYTES[precision.dtype] * min(largest, DEQUANTIZED_AT_ONCE)
     return held + _DECODING * min(largest, DECODED_AT_ONCE)
 
 
 def memory_need(run: PlannedRun, *, tokenizer: int = 0) -> MemoryNeed:
     """Bytes of a run, with a `tokenizer` of so many."""
-    config, numbers, batch = run.config, run.numbers, run.batch
-    fixed, one = (
-        sum(spec.bytes for spec in numbers.states(config, batch=batch, capacity=n)) for n in (0, 1)
-    )
+    config, precision, batch = run.config, run.precision, run.batch
+    states = (precision.states(config, batch=batch, capacity=n) for n in (0, 1))
+    fixed, one = (sum(spec.bytes for spec in specs) for specs in states)
     per_token = one - fixed  # states of fixed size
     cache = fixed + per_token * run.context
     return MemoryNeed(
-        formats=numbers.describe(config),
+        formats=precision.describe(config),
         batch=batch,
         context=run.context,
-        weights_bytes=numbers.weight_bytes(config),
+        weights_bytes=precision.weight_bytes(config),
         cache_bytes=cache,
         cache_bytes_per_token=per_token,
-        states=state_need(config, numbers),
+        states=state_need(config, precision),
         # when a sequence ends, the caches of the others are copied
         cache_copies_bytes=cache // batch * (batch - 1),
         prompt_bytes_estimate=prefill_peak(run),
@@ -310,7 +309,7 @@ def memory_need(run: PlannedRun, *, tokenizer: int = 0) -> MemoryNeed:
     )
 
 
-def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
+def state_need(config: ModelConfig, precision: Precision) -> StateNeed | None:
     """States of recurrent mixers, and the length from which a cache would be larger; or None."""
     model = graph(config)
     mixers = ((layer, node.op) for layer, node in model.mixers.items())
@@ -318,7 +317,7 @@ def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
     if not mixed:
         return None
     fixed, grown = 0, Counter[int | None]()  # bytes, and bytes per token of other layers
-    for spec in numbers.states(config, batch=1, capacity=1):
+    for spec in precision.states(config, batch=1, capacity=1):
         if "S" in spec.axes and spec.layer not in mixed:
             grown[spec.layer] += spec.bytes
         elif "S" not in spec.axes and spec.layer in mixed:
@@ -327,7 +326,7 @@ def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
         each = grown.total() / len(grown)
     else:
         counts = (_keys_and_values(model, layer, op) for layer, op in mixed.items())
-        each = DTYPE_BYTES[numbers.cache] * sum(counts) / len(mixed)
+        each = DTYPE_BYTES[precision.cache] * sum(counts) / len(mixed)
     per_token = each * len(mixed)
     return StateNeed(
         layers=len(mixed),
@@ -348,14 +347,14 @@ def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
 
 def _runtime(run: PlannedRun) -> int:
     """Bytes of the libraries' code, including generated code."""
-    numbers = run.numbers
-    short = DTYPE_BYTES[numbers.dtype] < 4
-    if numbers.formats and not short:
+    precision = run.precision
+    short = DTYPE_BYTES[precision.dtype] < 4
+    if precision.formats and not short:
         return _CODE_OF_KERNELS
-    if not (run.native and numbers.dtype == "bfloat16"):
+    if not (run.native and precision.dtype == "bfloat16"):
         return _CODE[short]
     parts: dict[tuple[int, str], list[tuple[int, ...]]] = {}
-    for spec in numbers.parameters(run.config):
+    for spec in precision.parameters(run.config):
         if spec.layer is not None and spec.stored_shape is not None and len(spec.stored_shape) > 1:
             leaf = (spec.shares or spec.name).split(".", 2)[2]
             parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)

@@ -27,21 +27,21 @@ def parameters(
     *,
     dtype: str | None = None,
     formats: Mapping[str, str] = _DENSE,
-    as_stored: bool = False,
+    file_layout: bool = False,
 ) -> tuple[TensorSpec, ...]:
     """Every parameter of the model in execution order; a tied head has none.
 
     `dtype`: of the model's arithmetic; some parameters have at least float32. Parameters in
     `formats` (by name) keep the file's format: blocks (`Q4_K`) in separate memory, 16 bits together
-    with those of the same dtype and product. `as_stored`: blocks in the file's layout. A stack of
+    with those of the same dtype and product. `file_layout`: blocks in the file's layout. A stack of
     matrices is `[E, in, out]` in the formula's orientation, each stored transposed.
     """
-    return _parameters(config, dtype, tuple(formats.items()), as_stored)
+    return _parameters(config, dtype, tuple(formats.items()), file_layout)
 
 
 @lru_cache(maxsize=16)
 def _parameters(
-    config: ModelConfig, dtype: str | None, formats: tuple[tuple[str, str], ...], as_stored: bool
+    config: ModelConfig, dtype: str | None, formats: tuple[tuple[str, str], ...], file_layout: bool
 ) -> tuple[TensorSpec, ...]:
     """Cached, since a load needs it several times."""
     model, stored = graph(config), dict(formats)
@@ -53,7 +53,8 @@ def _parameters(
         kinds = together[row.shares or row.name]
         apart = len(kinds) > 1 or not kinds.isdisjoint(PACKED)
         dtype_of = stored.get(row.name) or (wide_dtype(dtype) if row.wide else dtype)
-        memory: dict[str, Any] = {"shares": None if apart else row.shares, "as_stored": as_stored}
+        shares = None if apart else row.shares
+        memory: dict[str, Any] = {"shares": shares, "file_layout": file_layout}
         formula = model.formula(model[row.makes])
         sizes = model.sizes(row.layer)
         specs.append(_spec(row, "parameter", sizes, formula, dtype_of, **memory))

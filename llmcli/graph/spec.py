@@ -62,7 +62,7 @@ class TensorSpec:
     (`blocks.0.attn.qkv`, the result of one fused product); tensors with the same name share one
     storage. None if it has its own memory, and for `logits` if the dtype is unknown. `written` is
     False for tensors that the fused kernel does not store: `scores`, `pattern` and `result` are
-    derived. `as_stored`: blocks in the file's layout.
+    derived. `file_layout`: blocks in the file's layout.
     """
 
     name: str
@@ -78,7 +78,7 @@ class TensorSpec:
     shares: str | None = None
     written: bool = True
     stored_shape: tuple[int, ...] | None = field(default=None, metadata=APART)
-    as_stored: bool = field(default=False, metadata=APART)
+    file_layout: bool = field(default=False, metadata=APART)
 
     @property
     def count(self) -> int:
@@ -90,7 +90,7 @@ class TensorSpec:
         """Size in bytes; 0 if the dtype is unknown (a parameter before it is loaded)."""
         if self.dtype in PACKED:
             *rows, columns = self.stored_shape or self.shape
-            size = stored_bytes if self.as_stored else packed_bytes
+            size = stored_bytes if self.file_layout else packed_bytes
             return size(self.dtype, prod(rows), columns)
         return 0 if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
 

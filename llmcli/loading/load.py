@@ -18,7 +18,7 @@ from llmcli.config.formats import IN_16_BITS
 from llmcli.config.model import LayerConfig, ModelConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.graph.arithmetic import Arithmetic, matrices
+from llmcli.graph.precision import Precision, matrices
 from llmcli.loading.filling import in_16_bits, mapped, read_values
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
@@ -40,7 +40,7 @@ def load(
     offline: bool = False,
     random_weights: int | None = None,
     progress: Progress | None = None,
-    **precision: Unpack[PrecisionOptions],
+    **options: Unpack[PrecisionOptions],
 ) -> Model:
     """Find the checkpoint `spec`, as `llmcli -m` does, and load it.
 
@@ -48,7 +48,7 @@ def load(
     """
     checkpoint = open_model(spec, revision=revision, offline=offline, progress=progress)
     return load_checkpoint(
-        checkpoint, device=device, random_weights=random_weights, progress=progress, **precision
+        checkpoint, device=device, random_weights=random_weights, progress=progress, **options
     )
 
 
@@ -62,7 +62,7 @@ def load_checkpoint(
     stages: Stages | None = None,
     ahead: Ahead | None = None,
     prepared: Prepared | None = None,
-    **precision: Unpack[PrecisionOptions],
+    **options: Unpack[PrecisionOptions],
 ) -> Model:
     """Build the decoder of the checkpoint's configuration and load its weights.
 
@@ -83,20 +83,20 @@ def load_checkpoint(
         tokenizer = load_tokenizer(checkpoint, text=text)
     with stages("build"):
         on = devices.resolve_device(device)
-        asked = partial(arithmetic_on, on, prepared)
-        numbers = asked(**precision)
-        weights = numbers.weight_bytes(config)
+        asked = partial(precision_on, on, prepared)
+        precision = asked(**options)
+        weights = precision.weight_bytes(config)
         memory: Memory | None = None
         in_file: Mapping[str, Weight] = {}
         if ahead is not None and on.type == "cpu" and not prepared.random:
             memory = ahead.memory
-            weights -= ahead.nbytes(numbers.formats)
+            weights -= ahead.nbytes(precision.formats)
         if not prepared.random and _exceeds(weights, on):
-            in_file, weights = _in_the_file(prepared, numbers)
+            in_file, weights = _in_the_file(prepared, precision)
             ahead = memory = None
         smaller = partial(_smaller, config, weights, on, asked)
         devices.require_memory(weights, on, "the weights", smaller)
-        decoder = Decoder(config, numbers, device=on, memory=memory, in_file=in_file)
+        decoder = Decoder(config, precision, device=on, memory=memory, in_file=in_file)
     if prepared.random:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
@@ -118,13 +118,13 @@ def load_checkpoint(
     )
 
 
-def arithmetic_on(
-    device: torch.device, prepared: Prepared, **precision: Unpack[PrecisionOptions]
-) -> Arithmetic:
-    """`Prepared.arithmetic` on an existing device. Raises UsageError for unsupported options."""
-    devices.check_dtype(precision.get("dtype", "auto"), device)
+def precision_on(
+    device: torch.device, prepared: Prepared, **options: Unpack[PrecisionOptions]
+) -> Precision:
+    """`Prepared.precision` on an existing device. Raises UsageError for unsupported options."""
+    devices.check_dtype(options.get("dtype", "auto"), device)
     bfloat16 = devices.multiplies_bfloat16(device)
-    return prepared.arithmetic(device.type, bfloat16=bfloat16, **precision)
+    return prepared.precision(device.type, bfloat16=bfloat16, **options)
 
 
 def check_loadable(prepared: Prepared) -> None:
@@ -141,7 +141,7 @@ def check_loadable(prepared: Prepared) -> None:
 
 
 def load_shapes(
-    checkpoint: Checkpoint, *, like: str = "auto", **precision: Unpack[PrecisionOptions]
+    checkpoint: Checkpoint, *, like: str = "auto", **options: Unpack[PrecisionOptions]
 ) -> Model:
     """The model on the device `meta`: shapes without data, for any size.
 
@@ -150,12 +150,12 @@ def load_shapes(
     """
     prepared = prepare(checkpoint)
     config = configured(prepared)
-    numbers = arithmetic_on(devices.resolve_device(like), prepared, **precision)
+    precision = precision_on(devices.resolve_device(like), prepared, **options)
     tokenizer = load_tokenizer(checkpoint, text=False)
     return Model(
         name=checkpoint.name,
         config=config,
-        decoder=Decoder(config, numbers, device="meta"),
+        decoder=Decoder(config, precision, device="meta"),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
         eos_ids=ending_ids(config, tokenizer, checkpoint),
@@ -167,10 +167,10 @@ def _exceeds(weights: int, device: torch.device) -> bool:
     return free is not None and weights > free
 
 
-def _in_the_file(prepared: Prepared, numbers: Arithmetic) -> tuple[dict[str, Weight], int]:
+def _in_the_file(prepared: Prepared, precision: Precision) -> tuple[dict[str, Weight], int]:
     """Weights that can stay in the mapped file, and the bytes of all others."""
     checkpoint = prepared.checkpoint
-    specs = {spec.name: spec for spec in numbers.parameters(prepared.config)}
+    specs = {spec.name: spec for spec in precision.parameters(prepared.config)}
     named = matrices(prepared.config)
     found: dict[str, Weight] = {}
     for load_ in prepared.plan.loads:
@@ -180,7 +180,7 @@ def _in_the_file(prepared: Prepared, numbers: Arithmetic) -> tuple[dict[str, Wei
         if info.format == format:
             found[load_.target] = mapped(checkpoint, load_)
         elif IN_16_BITS.get(info.format) == format and load_.target in named and load_.as_stored:
-            found[load_.target] = in_16_bits(checkpoint, load_, devices.DTYPES[numbers.dtype])
+            found[load_.target] = in_16_bits(checkpoint, load_, devices.DTYPES[precision.dtype])
     return found, sum(spec.bytes for name, spec in specs.items() if name not in found)
 
 
@@ -194,7 +194,7 @@ _SMALLER = (
 
 
 def _smaller(
-    config: ModelConfig, weights: int, device: torch.device, asked: Callable[..., Arithmetic]
+    config: ModelConfig, weights: int, device: torch.device, asked: Callable[..., Precision]
 ) -> str:
     """The hint if `weights` bytes do not fit: the first suggestion that does."""
     free = devices.available_bytes(device) or 0

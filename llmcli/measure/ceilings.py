@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
@@ -56,7 +56,7 @@ Call = Callable[[], object]
 
 def measure_ceilings(
     device: torch.device,
-    numbers: Arithmetic,
+    precision: Precision,
     *,
     threads: int,
     working_set: int | None = None,
@@ -65,7 +65,7 @@ def measure_ceilings(
 ) -> Ceilings:
     """Read rates by working set, and the rates of matrix products, in `seconds`.
 
-    Of products as in `numbers`, in its dtype, and in bfloat16. And what starting an operation in
+    Of products as in `precision`, in its dtype, and in bfloat16. And what starting an operation in
     its dtype takes.
 
     Sets of half and all of each cache that the `threads` have together, of `working_set` bytes
@@ -76,7 +76,7 @@ def measure_ceilings(
     caches = device_caches(device, threads)
     with devices.threads(threads), torch.inference_mode(), current(device):
         sizes = _working_sets(device, caches, working_set)
-        dtypes = list(dict.fromkeys((numbers.products, numbers.dtype, "bfloat16")))
+        dtypes = list(dict.fromkeys((precision.products, precision.dtype, "bfloat16")))
         what, steps = "measuring what this machine can do", len(sizes) + len(dtypes)
         generator = torch.Generator().manual_seed(0)
         block = torch.randn(_BLOCK // 4, generator=generator).to(device)
@@ -91,12 +91,12 @@ def measure_ceilings(
         for done, one in enumerate(dtypes, len(sizes)):
             progress(what, done, steps)
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
-        start_s = start_seconds(device, devices.DTYPES[numbers.dtype])
+        start_s = start_seconds(device, devices.DTYPES[precision.dtype])
         if device.type == "cuda":
             torch.cuda.empty_cache()  # leave the memory as it was for the run
     return Ceilings(
         device=str(device),
-        dtype=numbers.dtype,
+        dtype=precision.dtype,
         threads=threads,
         reads=tuple(
             ReadRate(nbytes=nbytes, bytes_per_s=max(rates[at:]), level=level_of(nbytes, caches))
@@ -325,10 +325,10 @@ def _seconds(call: Call, kind: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Ceilings of a run in `numbers`, whose steps stream `working_set` bytes: weights and cache."""
+    """Ceilings of a run in `precision`, whose steps stream `working_set` bytes (weights, cache)."""
 
     ceilings: Ceilings
-    numbers: Arithmetic
+    precision: Precision
     working_set: int
 
     def of(self, work: PartWork, calls: int) -> tuple[float, str]:
@@ -342,7 +342,7 @@ class Roofline:
         streamed = self.ceilings.read(self.working_set)
         own = self.ceilings.read(work.activations // max(1, calls))
         weighted = work.gemv or work.gemm
-        matrix = self.ceilings.matrix(self.numbers.products if weighted else self.numbers.dtype)
+        matrix = self.ceilings.matrix(self.precision.products if weighted else self.precision.dtype)
         streaming = (work.weights + work.cache) / streamed.bytes_per_s
         passing = work.activations / own.bytes_per_s
         moving = streaming + passing

@@ -19,7 +19,6 @@ from llmcli import devices
 from llmcli.config.model import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import (
     CostByPart,
     cost_by_part,
@@ -31,6 +30,7 @@ from llmcli.graph.cost import (
 from llmcli.graph.graph import graph
 from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, memory_need, prefill_peak
 from llmcli.graph.ops import Score
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call, Logits
 from llmcli.measure.ceilings import Roofline
 from llmcli.measure.peaks import PhaseMemory
@@ -48,7 +48,7 @@ Reads = Literal["prompt", "calls", "whole"]
 
 def planned_run(
     config: ModelConfig,
-    numbers: Arithmetic,
+    precision: Precision,
     device: torch.device,
     *,
     context: int,
@@ -57,7 +57,7 @@ def planned_run(
     """The run of one sequence on that device."""
     cuda, native = device.type == "cuda", devices.multiplies_bfloat16(device)
     return PlannedRun(
-        config, numbers, batch=1, context=context, chunk=chunk, cuda=cuda, native=native
+        config, precision, batch=1, context=context, chunk=chunk, cuda=cuda, native=native
     )
 
 
@@ -65,12 +65,12 @@ def planned_run(
 class WorkCounter:
     """Counts the work of an engine whose weights are those of a configuration.
 
-    `numbers`: its arithmetic. `reads`: the logits that it computes while it reads a prompt, and the
-    tokens that its last layers compute.
+    `reads`: the logits that it computes while it reads a prompt, and the tokens that its last
+    layers compute.
     """
 
     config: ModelConfig
-    numbers: Arithmetic
+    precision: Precision
     reads: Reads = "prompt"
 
     def calls(
@@ -92,7 +92,7 @@ class WorkCounter:
 
     def working_set(self, test: SpeedTest) -> int:
         """Bytes that the last step of a run reads again: the weights, and the keys and values."""
-        return step_bytes(self.config, test.capacity, numbers=self.numbers)
+        return step_bytes(self.config, test.capacity, precision=self.precision)
 
     def roofline_ns(
         self, test: SpeedTest, batch: int, chunk: int, ceilings: Ceilings
@@ -101,10 +101,10 @@ class WorkCounter:
 
         See `measure.ceilings`. None where the rate of such products was not measured.
         """
-        numbers, nbytes = self.numbers, self.working_set(test)
-        if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
+        precision, nbytes = self.precision, self.working_set(test)
+        if None in (ceilings.matrix(precision.products), ceilings.matrix(precision.dtype)):
             return None
-        roof = Roofline(ceilings=ceilings, numbers=numbers, working_set=nbytes)
+        roof = Roofline(ceilings=ceilings, precision=precision, working_set=nbytes)
         phases = _phases(self, test, batch, chunk)
         parts = (roof.of(work, calls) for calls, works in phases for work in works.values())
         return 1e9 * sum(seconds for seconds, _ in parts)
@@ -115,7 +115,7 @@ class WorkCounter:
         On the device that `auto` is: needed for shapes alone.
         """
         device = devices.resolve_device("auto")
-        run = planned_run(self.config, self.numbers, device, context=test.capacity, chunk=chunk)
+        run = planned_run(self.config, self.precision, device, context=test.capacity, chunk=chunk)
         return memory_need(run).needed_bytes
 
 
@@ -124,15 +124,15 @@ def _phases(
     counter: WorkCounter, test: SpeedTest, batch: int, chunk: int
 ) -> tuple[tuple[int, CostByPart], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    config, numbers, whole = counter.config, counter.numbers, counter.reads == "whole"
+    config, precision, whole = counter.config, counter.precision, counter.reads == "whole"
     found = [
-        (1, cost_by_part(config, (call,), numbers=numbers, whole=whole))
+        (1, cost_by_part(config, (call,), precision=precision, whole=whole))
         for call in counter.calls(test.n_prompt, batch, chunk, test.n_depth)
     ]
     if test.n_gen:
         past = test.n_depth + test.n_prompt
         calls = decode_calls(batch=1, tokens=test.n_gen, past=past)
-        works = cost_by_part(config, calls, numbers=numbers)
+        works = cost_by_part(config, calls, precision=precision)
         found.append((test.n_gen, works))
     return tuple(found)
 
@@ -246,19 +246,19 @@ def engine_info(
     model: Model,
     load_s: float | None,
     *,
-    numbers: Arithmetic | None = None,
+    precision: Precision | None = None,
     base: int | None = None,
     peak: PhasePeak | None = None,
     on: torch.device | None = None,
 ) -> EngineInfo:
     """The facts of a model that was loaded in `load_s` seconds.
 
-    `numbers`: another arithmetic than its own. `base`, `peak`: bytes held before loading and in it.
+    `precision`: if not its own. `base`, `peak`: bytes held before loading and in it.
     `on`: the device that a model of shapes alone was meant for.
     """
     device = on or model.device
-    count, numbers = model.parameter_count, numbers or model.arithmetic
-    weights = numbers.weight_format(model.config)
+    count, precision = model.parameter_count, precision or model.precision
+    weights = precision.weight_format(model.config)
     file = _FILE_TYPES.get(weights, weights.partition(" ")[0])
     size = f"{count / 1e6:.0f}M"  # `135M`, `1.5B`, `8B`: as models are called
     if count >= 1e9:
@@ -272,10 +272,10 @@ def engine_info(
         model_n_params=count,
         backends=BACKENDS[device.type],
         device=str(device),
-        dtype=numbers.dtype,
+        dtype=precision.dtype,
         weight_format=weights,
-        product_format=numbers.products,
-        type_k=CACHE_OF[numbers.cache],
+        product_format=precision.products,
+        type_k=CACHE_OF[precision.cache],
         gpu_layers=layers if device.type in ("cuda", "mps") else 0,
         load_s=load_s,
         base_bytes=base,
@@ -305,8 +305,8 @@ class LlmcliEngine:
 
     def __init__(self, model: Model, info: EngineInfo, *, flash: bool = True) -> None:
         self.info = info
-        numbers = model.arithmetic
-        self.counter: WorkCounter | None = WorkCounter(config=model.config, numbers=numbers)
+        precision = model.precision
+        self.counter: WorkCounter | None = WorkCounter(config=model.config, precision=precision)
         self.vocab, self.bos = model.config.vocab, bos_of(model)
         self._model = model
         self._flash = flash
@@ -359,9 +359,9 @@ class LlmcliEngine:
 
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
-        config, numbers = self._model.config, self._model.arithmetic
+        config, precision = self._model.config, self._model.precision
         peak = prefill_peak(
-            planned_run(config, numbers, self._model.device, context=tokens, chunk=chunk)
+            planned_run(config, precision, self._model.device, context=tokens, chunk=chunk)
         )
         if not self._flash:  # scores and pattern of all heads of a layer
             model = graph(config)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from llmcli.config.model import ModelConfig
 from llmcli.families.rules import parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import total_cost
 from llmcli.graph.memory import PlannedRun, longest_context, memory_need
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.prepare.prepared import Prepared
 from llmcli.records.info import Device, DeviceFit
@@ -16,7 +16,7 @@ from llmcli.records.info import Device, DeviceFit
 def fit(
     config: ModelConfig,
     device: Device,
-    numbers: Arithmetic,
+    precision: Precision,
     *,
     batch: int,
     context: int,
@@ -27,10 +27,10 @@ def fit(
     With a `tokenizer` of so many bytes.
     """
     where = {"cuda": device.device.startswith("cuda"), "native": device.bfloat16}
-    planned = PlannedRun(config, numbers, batch=batch, context=context, **where)
+    planned = PlannedRun(config, precision, batch=batch, context=context, **where)
     need = memory_need(planned, tokenizer=tokenizer)
     last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
-    token = total_cost(config, last, numbers=numbers)
+    token = total_cost(config, last, precision=precision)
     free, longest = device.free_bytes, None
     if free is not None and device.usable:
         most = config.embedding.positions or max(context, config.context)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.errors import OutOfMemory, UsageError
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.graph.precision import Precision
 from llmcli.measure.engines import (
     Engine,
     WorkCounter,
@@ -140,7 +140,7 @@ def same_model(ours: Model, peer: PeerEngine, *, threads: int, seed: int = 0) ->
         theirs = peer.logits()[:rows].double().log_softmax(-1)
         peer.rewind(0)
         kl += float((mine.exp() * (mine - theirs)).sum()) / _TEXTS
-    alike = peer.info.engine == "transformers" and not ours.arithmetic.formats
+    alike = peer.info.engine == "transformers" and not ours.precision.formats
     exact = alike and peer.info.dtype in _EXACT_DTYPES
     return ViewCheck(
         name="same_model",
@@ -170,7 +170,7 @@ class Transformers:
         # its work is counted by our formulas; packed weights of ours are dequantized
         self.counter: WorkCounter | None = WorkCounter(
             config=ours.config,
-            numbers=Arithmetic.of(dtype_name(ours.dtype)),
+            precision=Precision.of(dtype_name(ours.dtype)),
             reads="calls" if narrows else "whole",
         )
         self.vocab, self.bos = ours.config.vocab, bos_of(ours)
@@ -185,7 +185,7 @@ class Transformers:
         self._logits: Tensor | None = None
         parameters = list(model.parameters())
         self.info = replace(
-            engine_info(ours, load_s, numbers=self.counter.numbers),
+            engine_info(ours, load_s, precision=self.counter.precision),
             engine="transformers",
             engine_version=version,
             model_size=sum(value.nbytes for value in parameters),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llmcli.config.formats import PACKED, packed_bytes
 from llmcli.devices import DTYPES
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import TensorSpec
 from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import Dense
@@ -37,18 +37,18 @@ class Parameters:
     def __init__(
         self,
         specs: Sequence[TensorSpec],
-        arithmetic: Arithmetic,
+        precision: Precision,
         *,
         device: torch.device,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
     ) -> None:
         self._memory = memory
-        self._bf16_dot = arithmetic.bf16_dot
-        self._digits = arithmetic.activations // 8  # of 8 bits, for inputs of packed matrices
+        self._bf16_dot = precision.bf16_dot
+        self._digits = precision.activations // 8  # of 8 bits, for inputs of packed matrices
         self._in_file = in_file or {}
         self.device = device
-        self.dtype, self.cache_dtype = DTYPES[arithmetic.dtype], DTYPES[arithmetic.cache]
+        self.dtype, self.cache_dtype = DTYPES[precision.dtype], DTYPES[precision.cache]
         self.weights: dict[str, Weight] = {}
         self._specs = {spec.name: spec for spec in specs}
 
@@ -127,7 +127,7 @@ class Parameters:
             elif spec.dtype not in PACKED:
                 narrow = self._has_bf16_dot(self._dtype(name), exact)
                 pieces.append(Dense(self._empty((name,)), self.dtype, bf16_dot=narrow))
-            elif spec.as_stored:
+            elif spec.file_layout:
                 pieces.append(
                     FileLayoutWeight(spec.dtype, shape, device=self.device, inputs=self.dtype)
                 )

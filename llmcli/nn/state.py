@@ -12,8 +12,8 @@ from torch import Tensor
 
 from llmcli.config.model import ModelConfig
 from llmcli.devices import DTYPES
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import TensorSpec
 from llmcli.nn.step import ReplayClock
 
@@ -117,7 +117,7 @@ class LayerState:
 
 
 def allocate(
-    config: ModelConfig, arithmetic: Arithmetic, batch: int, capacity: int, device: torch.device
+    config: ModelConfig, precision: Precision, batch: int, capacity: int, device: torch.device
 ) -> Iterator[LayerState]:
     """Yield each layer's empty state for `batch` sequences of up to `capacity` tokens.
 
@@ -127,7 +127,7 @@ def allocate(
     """
     rows = graph(config).states
     shared: list[dict[str, list[TensorSpec]]] = [{} for _ in config.layers]
-    for spec in arithmetic.states(config, batch=batch, capacity=capacity):
+    for spec in precision.states(config, batch=batch, capacity=capacity):
         assert spec.layer is not None
         shared[spec.layer].setdefault(rows[spec.name].shares or spec.name, []).append(spec)
     for layer in shared:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config.formats import DEEP
-from llmcli.graph.arithmetic import FAST_WIDE
 from llmcli.graph.memory import HEAD_NUMBERS
+from llmcli.graph.precision import FAST_WIDE
 from llmcli.kernels import native, program
 from llmcli.kernels.program import Pairs
 from llmcli.ops import compiled, on_card

@@ -17,7 +17,7 @@ from llmcli.checkpoints.files import shown
 from llmcli.config.formats import PACKED, packed_bytes
 from llmcli.errors import CheckpointError, LlmcliError
 from llmcli.families.rules import Load, UnpairRows, shape_after
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.limits import processors
 from llmcli.prepare.prepared import PrecisionOptions, Prepared
@@ -27,7 +27,7 @@ _THREADS = 4  # at most, besides the importing one
 
 
 def start(
-    prepared: Prepared, *, bfloat16: bool, free: int | None, **precision: Unpack[PrecisionOptions]
+    prepared: Prepared, *, bfloat16: bool, free: int | None, **options: Unpack[PrecisionOptions]
 ) -> Ahead | None:
     """Start packing matrices that a CPU keeps in blocks with these options; None without any.
 
@@ -35,10 +35,12 @@ def start(
     multiplication. Invalid options and misfits are reported by the loading itself.
     """
     try:
-        numbers = prepared.arithmetic("cpu", bfloat16=bfloat16, **precision)
-        if not numbers.formats or free is None or 2 * numbers.weight_bytes(prepared.config) > free:
+        precision = prepared.precision("cpu", bfloat16=bfloat16, **options)
+        if not precision.formats or free is None:
             return None
-        return Ahead(prepared, numbers)
+        if 2 * precision.weight_bytes(prepared.config) > free:
+            return None
+        return Ahead(prepared, precision)
     except (LlmcliError, OSError):  # also out of memory
         return None
 
@@ -50,12 +52,12 @@ class Ahead:
     most unpaired: all matrices of a GGUF file in most families.
     """
 
-    def __init__(self, prepared: Prepared, numbers: Arithmetic) -> None:
+    def __init__(self, prepared: Prepared, precision: Precision) -> None:
         self._spans: dict[str, tuple[str, int, int]] = {}
         self._taken: set[str] = set()
         self._threads: list[Thread] = []
         checkpoint = prepared.checkpoint
-        specs = {spec.name: spec for spec in numbers.parameters(prepared.config)}
+        specs = {spec.name: spec for spec in precision.parameters(prepared.config)}
         found: list[tuple[Load, list[int] | None]] = []
         total = 0
         for load in prepared.plan.loads:

@@ -11,13 +11,13 @@ from llmcli.config.formats import PACKED, RUN
 from llmcli.config.model import ModelConfig
 from llmcli.families import planned, translate
 from llmcli.families.rules import Plan, Rule, packable, plan
-from llmcli.graph.arithmetic import QUANTIZED, Arithmetic, arithmetic, matrices, quantizable
 from llmcli.graph.plan import stored_shapes
+from llmcli.graph.precision import QUANTIZED, Precision, matrices, quantizable, resolve_precision
 from llmcli.kernels import native
 
 
 class PrecisionOptions(TypedDict, total=False):
-    """The options that choose the arithmetic, `auto` unless given; see `Prepared.arithmetic`."""
+    """The options that choose the precision, `auto` unless given; see `Prepared.precision`."""
 
     dtype: str
     quantize: str
@@ -55,7 +55,7 @@ class Prepared:
         formats = {name: info.format for name, info in self.checkpoint.tensors.items()}
         return packable(self.plan.loads, formats, matrices(self.config))
 
-    def arithmetic(
+    def precision(
         self,
         device: str,
         *,
@@ -64,14 +64,14 @@ class Prepared:
         quantize: str = "auto",
         activations: str = "auto",
         cache: str = "auto",
-    ) -> Arithmetic:
-        """The arithmetic on a device with these options.
+    ) -> Precision:
+        """The precision on a device with these options.
 
         `device` may have a number (`cuda:0`); `bfloat16`: whether it has bfloat16 multiplication.
         Raises UsageError for impossible options.
         """
         kind = device.partition(":")[0]
-        return arithmetic(
+        return resolve_precision(
             self.config,
             dtype=dtype,
             quantize=quantize,

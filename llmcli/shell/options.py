@@ -81,8 +81,8 @@ class ModelOptions:
     offline: bool = opt(False, *OFFLINE)
 
     @property
-    def precision(self) -> PrecisionOptions:
-        """The options that choose the arithmetic."""
+    def precision_options(self) -> PrecisionOptions:
+        """The options that choose the precision."""
         return {
             "dtype": self.dtype,
             "quantize": self.quantize,

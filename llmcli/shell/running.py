@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.config.model import ModelConfig
     from llmcli.engine.speculation import Speculation
-    from llmcli.graph.arithmetic import Arithmetic
+    from llmcli.graph.precision import Precision
     from llmcli.model import Model
     from llmcli.prepare.ahead import Ahead
     from llmcli.prepare.prepared import PrecisionOptions, Prepared
@@ -92,7 +92,7 @@ def load_model(
     model are read. `wide`: where no dtype is given it is at least float32; packed weights stay
     packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
-    from llmcli.graph.arithmetic import WIDE
+    from llmcli.graph.precision import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
     from llmcli.records.text import PhasePeak
 
@@ -109,11 +109,11 @@ def load_model(
     loading = f"loading {checkpoint.name} …"
     require_cwd()
     begin = perf_counter()
-    precision = options.precision
+    precision_options = options.precision_options
     if wide and options.dtype == "auto":
-        precision["dtype"] = WIDE
+        precision_options["dtype"] = WIDE
     # `before` measures a machine that holds nothing of the model
-    ahead = None if before is not None else _ahead(options, prepared, precision)
+    ahead = None if before is not None else _ahead(options, prepared, precision_options)
     with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
@@ -137,7 +137,7 @@ def load_model(
             progress=progress,
             ahead=ahead,
             prepared=prepared,
-            **precision,
+            **precision_options,
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
@@ -147,7 +147,7 @@ def load_model(
     if not options.random_weights:
         note_quantize(options, checkpoint, out)
     note_tensors(checkpoint, model.ledger.surplus, out)
-    if options.activations != "auto" and not model.decoder.arithmetic.rounds_inputs:
+    if options.activations != "auto" and not model.decoder.precision.rounds_inputs:
         out.note(
             f"`--activations {options.activations}` has no effect: no weights are multiplied in "
             "blocks"
@@ -186,7 +186,9 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
         out.note(words)
 
 
-def _ahead(options: ModelOptions, prepared: Prepared, precision: PrecisionOptions) -> Ahead | None:
+def _ahead(
+    options: ModelOptions, prepared: Prepared, precision_options: PrecisionOptions
+) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.ahead import start
@@ -196,7 +198,7 @@ def _ahead(options: ModelOptions, prepared: Prepared, precision: PrecisionOption
     first, *others = (cpu(),) if options.device == "cpu" else machine_devices()
     if others:
         return None
-    return start(prepared, bfloat16=first.bfloat16, free=first.free_bytes, **precision)
+    return start(prepared, bfloat16=first.bfloat16, free=first.free_bytes, **precision_options)
 
 
 def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
@@ -315,16 +317,16 @@ def unloaded_model(checkpoint: Checkpoint, place: str) -> dict[str, Any]:
 
 
 def model_of_headers(
-    checkpoint: Checkpoint, place: str, config: ModelConfig, numbers: Arithmetic, device: str
+    checkpoint: Checkpoint, place: str, config: ModelConfig, precision: Precision, device: str
 ) -> dict[str, Any]:
-    """The `model` object of a model that would be held in arithmetic `numbers` on `device`."""
-    weights = numbers.parameters(config)
+    """The `model` object of a model that would be held in `precision` on `device`."""
+    weights = precision.parameters(config)
     return unloaded_model(checkpoint, place) | {
         "family": config.family,
         "model_type": config.model_type,
         "parameters": sum(spec.count for spec in weights),
         "context": config.context,
-        **numbers.describe(config),
+        **precision.describe(config),
         "weight_bytes": sum(spec.bytes for spec in weights),
         "device": device,
         "random_weights_seed": None,

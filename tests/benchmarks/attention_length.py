@@ -30,7 +30,7 @@ from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
@@ -49,7 +49,7 @@ config = ModelConfig(
     layers=(sequential(mixer, ffn, norm=norm),), embedding=EmbeddingConfig(),
     final_norm=norm, head=HeadConfig(tied=True),
 )
-decoder = Decoder(config, Arithmetic.of("float32"), device="cpu")
+decoder = Decoder(config, Precision.of("float32"), device="cpu")
 randomize(decoder, 0)
 {prepare}
 model = Model(

@@ -23,8 +23,8 @@ import llmcli.commands.lens.measure
 import llmcli.commands.score.measure
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import total_cost
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 
@@ -97,7 +97,7 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     for call, (tokens, past) in zip(document["flops"], [(5, 0), (1, 5)], strict=True):
         ran = [tensor for tensor in tensors if tensor["phase"] == call["phase"]]
         shape = Call(batch=1, tokens=tokens, past=past, phase=call["phase"])
-        work = total_cost(config, shape, numbers=Arithmetic.of("float32"), logits="all")
+        work = total_cost(config, shape, precision=Precision.of("float32"), logits="all")
         for name in ("flops", "flops_full"):
             assert call[name] == sum(tensor[name] for tensor in ran) == vars(work)[name] > 0
     # 2 layers × keys and values × 2 heads of 8 × 4 bytes

@@ -25,8 +25,8 @@ from llmcli.commands.timing.measure.run import Workload
 from llmcli.devices import release_freed_memory
 from llmcli.errors import UsageError
 from llmcli.families import translate
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import step_bytes
+from llmcli.graph.precision import Precision
 from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"
@@ -133,7 +133,7 @@ def test_stages_and_memory(said, weighted):
     assert said["working_set_in"] in {read["level"] for read in said["ceilings"]["reads"]}
     # from the headers: what a step reads, within what a guess of the tokens may be off
     config, _ = translate(open_checkpoint(Path(weighted)))
-    guessed = step_bytes(config, prompt_tokens(Prompt(TEXT)) + 3, numbers=Arithmetic.of("float32"))
+    guessed = step_bytes(config, prompt_tokens(Prompt(TEXT)) + 3, precision=Precision.of("float32"))
     assert guessed == pytest.approx(said["working_set"], rel=0.1)
     assert prompt_tokens(Prompt(None, (1, 2, 3))) == 3
 

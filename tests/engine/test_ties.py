@@ -20,7 +20,7 @@ from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.engine import stream as engine
 from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
-from llmcli.graph.arithmetic import Arithmetic, matrices, stream_noise
+from llmcli.graph.precision import Precision, matrices, stream_noise
 from llmcli.loading.load import load_checkpoint
 from llmcli.ops.norm import at_least_float32
 
@@ -146,7 +146,7 @@ def test_the_estimate_comes_from_the_arithmetic_in_use():
         for stored in ("BF16", "Q4_1")
     }
     config = model_of(torch.float32).config
-    wide, narrow = (Arithmetic.of(dtype) for dtype in ("float64", "bfloat16"))
+    wide, narrow = (Precision.of(dtype) for dtype in ("float64", "bfloat16"))
     assert noise["torch.float64", "BF16"] == stream_noise(config, wide, ()) > 0
     for stored in ("BF16", "Q4_1"):
         assert noise["torch.float32", stored] == pytest.approx(
@@ -163,7 +163,7 @@ def test_the_estimate_comes_from_the_arithmetic_in_use():
     packed = {name: "Q8_0" for name in matrices(config)}
     all_but_q = {name: format for name, format in packed.items() if not name.endswith("q")}
     squares = {
-        key: stream_noise(config, Arithmetic(
+        key: stream_noise(config, Precision(
             dtype="float32", cache=cache, formats=of, activations=bits
         ), ()) ** 2
         for key, cache, of, bits in (

@@ -24,9 +24,9 @@ from llmcli.config.formats import ON_CARD
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.graph.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
 from llmcli.graph.graph import Graph
 from llmcli.graph.memory import PlannedRun, prefill_peak
+from llmcli.graph.precision import Precision, in_no_blocks, matrices, resolve_precision
 from llmcli.kernels import native
 from llmcli.loading.load import load, load_checkpoint
 from llmcli.loading.weights import randomize
@@ -81,8 +81,8 @@ def stand_ins(monkeypatch):
 
 
 def in_blocks(config, formats, device, dtype="float32"):
-    numbers = Arithmetic(dtype=dtype, cache=dtype, formats=formats, as_stored=True)
-    return Decoder(config, numbers, device=device)
+    precision = Precision(dtype=dtype, cache=dtype, formats=formats, file_layout=True)
+    return Decoder(config, precision, device=device)
 
 
 def filled(name, device, dtype=torch.float32):
@@ -186,11 +186,11 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
     assert bool(calls) == (rows == 1)
 
 
-def numbers_on(name, monkeypatch, *, triton=True, **options):
+def precision_of(name, monkeypatch, *, triton=True, **options):
     monkeypatch.setenv(native.VARIABLE, "triton" if triton else "off")
     config, formats = MODELS[name]
     given = {"dtype": "auto", "quantize": "auto", **options}
-    return arithmetic(
+    return resolve_precision(
         config, device="cuda", stored=set(formats.values()), bfloat16=True, packable=formats,
         kernels=native.kernels_of("cuda"), **given,
     )  # fmt: skip
@@ -198,43 +198,43 @@ def numbers_on(name, monkeypatch, *, triton=True, **options):
 
 def test_blocks_stay_where_their_kernels_are_wanted(monkeypatch):
     config, formats = MODELS["q4_k_m"]
-    numbers = numbers_on("q4_k_m", monkeypatch)
-    assert numbers == Arithmetic(
-        dtype="bfloat16", cache="bfloat16", formats=formats, as_stored=True
+    precision = precision_of("q4_k_m", monkeypatch)
+    assert precision == Precision(
+        dtype="bfloat16", cache="bfloat16", formats=formats, file_layout=True
     )
-    assert numbers.products == "bfloat16"
-    decoder = Decoder(config, numbers, device="meta")
+    assert precision.products == "bfloat16"
+    decoder = Decoder(config, precision, device="meta")
     held = {name: decoder.weight(name).nbytes for name in decoder.weight_names}
     stored = {
         name: prod(decoder.weight(name).shape) // FORMATS[format][0] * FORMATS[format][1]
         for name, format in formats.items()
     }
     assert held == held | stored
-    assert numbers.weight_bytes(config) == sum(held.values())
-    assert {spec.name: spec.bytes for spec in numbers.parameters(config)} == held
-    assert decoder.arithmetic == numbers
-    dense = Arithmetic.of("bfloat16")
+    assert precision.weight_bytes(config) == sum(held.values())
+    assert {spec.name: spec.bytes for spec in precision.parameters(config)} == held
+    assert decoder.precision == precision
+    dense = Precision.of("bfloat16")
     of_a_matrix = max(decoder.weight(name).count for name in formats) * (2 + 8)
-    runs = [PlannedRun(config, one, batch=1, context=64, cuda=True) for one in (numbers, dense)]
+    runs = [PlannedRun(config, one, batch=1, context=64, cuda=True) for one in (precision, dense)]
     peaks = [prefill_peak(run) for run in runs]
     assert peaks[0] - peaks[1] == of_a_matrix
-    assert numbers_on("q4_k_m", monkeypatch, triton=False) == dense
-    assert numbers_on("q4_k_m", monkeypatch, dtype="bfloat16") == dense
-    assert numbers_on("q4_k_m", monkeypatch, quantize="none") == dense
-    assert numbers_on("q4_k_m", monkeypatch, dtype="float32") == Arithmetic.of("float32")
+    assert precision_of("q4_k_m", monkeypatch, triton=False) == dense
+    assert precision_of("q4_k_m", monkeypatch, dtype="bfloat16") == dense
+    assert precision_of("q4_k_m", monkeypatch, quantize="none") == dense
+    assert precision_of("q4_k_m", monkeypatch, dtype="float32") == Precision.of("float32")
 
 
 def test_a_card_quantizes_where_it_has_kernels(monkeypatch):
     config, _ = MODELS["keys that are dense"]
-    numbers = numbers_on("keys that are dense", monkeypatch, quantize="int4")
-    assert numbers.as_stored
-    assert numbers.formats.keys() == matrices(config).keys() - in_no_blocks(config, card=True)
-    assert numbers.formats["blocks.0.attn.W_k"] == "Q4_1"
+    precision = precision_of("keys that are dense", monkeypatch, quantize="int4")
+    assert precision.file_layout
+    assert precision.formats.keys() == matrices(config).keys() - in_no_blocks(config, card=True)
+    assert precision.formats["blocks.0.attn.W_k"] == "Q4_1"
     config, _ = MODELS["biases"]  # formats without a kernel are dequantized
     made = {"stored": {"Q4_0"}, "bfloat16": True, "dtype": "auto", "quantize": "auto"}
     formats = dict.fromkeys(matrices(config), "IQ4_NL")
-    numbers = arithmetic(config, device="cuda", packable=formats, kernels="triton", **made)
-    assert numbers == Arithmetic.of("bfloat16")
+    precision = resolve_precision(config, device="cuda", packable=formats, kernels="triton", **made)
+    assert precision == Precision.of("bfloat16")
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_file_is_loaded_as_it_is(free):
         with torch.inference_mode(), Card():
             model = load("smollm2", device="cuda", quantize=quantize)
             about = model.describe()
-            assert about["weight_bytes"] == model.arithmetic.weight_bytes(model.config) < 110 << 20
+            assert about["weight_bytes"] == model.precision.weight_bytes(model.config) < 110 << 20
             assert about["weight_format"].startswith("Q4_1")
             assert about["activation_format"] == about["product_format"] == "bfloat16"
             assert not [entry for entry in model.ledger.entries if entry.dequantized]

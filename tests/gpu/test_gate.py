@@ -19,7 +19,7 @@ from llmcli.commands.selftest.measure.arithmetic import copied
 from llmcli.decoder.decoder import Decoder
 from llmcli.decoder.steps import GraphRecorder
 from llmcli.engine.session import Session
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.nn.state import State
 from llmcli.nn.step import Edit
 from llmcli.parts.mlp import GatedMlp
@@ -94,7 +94,7 @@ CAPTURED = [name for name in KINDS if name not in LENGTH_ROPES]
 def test_every_step_of_a_bucket_launches_the_same(name, batch):
     """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
     with torch.inference_mode(), Card(float64=False) as card:
-        decoder = Decoder(MODELS[name], Arithmetic.of("bfloat16"), device="cuda")
+        decoder = Decoder(MODELS[name], Precision.of("bfloat16"), device="cuda")
         session = Session(card.put(decoder, CAPACITY), batch, CAPACITY)
         for _ in range(2):
             session.extend(torch.ones(batch, 1, dtype=torch.long, device="cuda"))
@@ -158,7 +158,7 @@ def test_what_differs_from_step_to_step_is_found(fault, session, card, monkeypat
 def test_planted_float64_is_found(monkeypatch):
     planted(monkeypatch, lambda x, step: x.double().to(x.dtype))
     with torch.inference_mode(), Card(float64=False) as card:
-        decoder = Decoder(MODELS["llama"], Arithmetic.of("float32"), device="cuda")
+        decoder = Decoder(MODELS["llama"], Precision.of("float32"), device="cuda")
         session = Session(card.put(decoder, FIRST), 1, CAPACITY)
         session.extend(torch.tensor([[3, 4]], device="cuda"))
         session.extend(torch.tensor([[3]], device="cuda"))  # not captured

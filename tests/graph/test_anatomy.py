@@ -13,10 +13,10 @@ from planned import partition, roots, storages
 from llmcli.commands.shapes.measure import ShapesRequest, fold, numbered, unfold
 from llmcli.config.attention import visible_pairs
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import size
 from llmcli.graph.plan import parameters, plan, states
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.kernel import rules
 from llmcli.model import dtype_name
@@ -77,8 +77,8 @@ def test_visible_pairs_against_the_mask_itself(window):
 
 
 def request(config, tokens=5):
-    numbers = Arithmetic.of("float32")
-    return ShapesRequest(config=config, batch=2, tokens=tokens, numbers=numbers)
+    precision = Precision.of("float32")
+    return ShapesRequest(config=config, batch=2, tokens=tokens, precision=precision)
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,7 +134,7 @@ def test_a_step_computes_the_last_row_only():
 def test_a_call_emits_and_keeps_what_the_specs_say(config, sizes, dtype, logits):
     """Views of a named tensor are that tensor, as far as they go; all else has its own memory."""
     batch, tokens, past = sizes
-    decoder, emitted = Decoder(config, Arithmetic.of(dtype), device="cpu"), []
+    decoder, emitted = Decoder(config, Precision.of(dtype), device="cpu"), []
     state = decoder.new_state(batch, past + tokens)
     ids = torch.zeros(batch, tokens, dtype=torch.long)
     if past:

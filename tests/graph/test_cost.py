@@ -20,7 +20,6 @@ from llmcli.config.latent import LatentConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import (
     cost_by_part,
     count_parameters,
@@ -31,11 +30,12 @@ from llmcli.graph.cost import (
 )
 from llmcli.graph.graph import graph
 from llmcli.graph.plan import plan
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.records.work import PartWork
 
-FLOAT32 = Arithmetic.of("float32")
-BFLOAT16 = Arithmetic.of("bfloat16")
+FLOAT32 = Precision.of("float32")
+BFLOAT16 = Precision.of("bfloat16")
 
 CALLS = [(1, 9, 0), (2, 5, 11), (1, 1, 0), (1, 1, 12), (3, 1, 20), (1, 3, 6)]
 # the first variant of every type, one of them under a narrow window
@@ -82,7 +82,7 @@ def a_call(batch, tokens, past):
 
 def ready(config, batch, tokens, past, device="meta"):
     """A decoder with `past` tokens in its state, and the ids that come next."""
-    decoder = Decoder(config, Arithmetic.of("float32"), device=device)
+    decoder = Decoder(config, Precision.of("float32"), device=device)
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch
     return decoder, state, torch.zeros(batch, tokens, dtype=torch.long, device=device)
@@ -96,7 +96,7 @@ def counted(config, batch, tokens, past, device="meta", logits="last"):
 
 
 def cost_of(config, calls, **given):
-    return cost_by_part(config, calls, **{"numbers": FLOAT32} | given)
+    return cost_by_part(config, calls, **{"precision": FLOAT32} | given)
 
 
 def parts_of(config, *shape, logits="last", **given):
@@ -117,7 +117,7 @@ EXPANDED = pytest.param("deepseek_v2", (1, 9, 0), "all", id="latents of a prompt
 def test_the_full_square_is_what_pytorch_counts(name, shape, logits):
     """Of mixtures that of the experts that run."""
     config = EVERY[name]
-    work = total_cost(config, a_call(*shape), numbers=FLOAT32, logits=logits)
+    work = total_cost(config, a_call(*shape), precision=FLOAT32, logits=logits)
     planned = plan(config, a_call(*shape), logits=logits).written
     if logits == "all" or graph(config).readers == len(config.layers):  # a plan narrows the ends
         assert work.flops_full == sum(spec.flops_full for spec in planned)
@@ -130,10 +130,10 @@ def test_the_full_square_is_what_pytorch_counts(name, shape, logits):
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_mask_leaves_of_a_prompt_is_the_sum_of_its_tokens(name):
     """A token alone sees every key of the square, or as many as its window has."""
-    config, numbers, sums = MODELS[name], FLOAT32, {}
-    prompt = cost_by_part(config, [(a_call(2, 9, 3), "all")], numbers=numbers)
+    config, precision, sums = MODELS[name], FLOAT32, {}
+    prompt = cost_by_part(config, [(a_call(2, 9, 3), "all")], precision=precision)
     for call, logits in decode_calls(batch=2, tokens=9, past=3):
-        for place, cost in cost_by_part(config, [(call, logits)], numbers=numbers).items():
+        for place, cost in cost_by_part(config, [(call, logits)], precision=precision).items():
             layer = config.layers[place[1] or 0]
             if place[0] == "attention" and layer.window is not None:
                 window = layer.attention.scores.window
@@ -152,8 +152,8 @@ def test_what_a_mask_leaves_of_a_prompt_is_the_sum_of_its_tokens(name):
     ("name", "dtype"), in_turn([*FAMILIES, *MIXTURES], ["float32", "bfloat16"])
 )
 def test_a_token_reads_weights_as_they_lie_in_memory_chosen_experts_and_the_cache(name, dtype):
-    config, numbers, past = EVERY[name], Arithmetic.of(dtype), 20
-    decoder = Decoder(config, numbers, device="meta")
+    config, precision, past = EVERY[name], Precision.of(dtype), 20
+    decoder = Decoder(config, precision, device="meta")
     idle = read = 0
     for key, slot in parameters_of(decoder).items():
         share = 1.0
@@ -163,7 +163,8 @@ def test_a_token_reads_weights_as_they_lie_in_memory_chosen_experts_and_the_cach
         if key == "pos_embed.W" or (key == "embed.W" and not config.head.tied):
             share = 1 / len(slot)  # the row that is looked up
         read += slot.nbytes * share
-    work, counts = total_cost(config, a_call(1, 1, past), numbers=numbers), count_parameters(config)
+    work = total_cost(config, a_call(1, 1, past), precision=precision)
+    counts = count_parameters(config)
     assert work.weights == round(read)
     assert counts.total - counts.active == round(idle)
     assert (idle > 0) is (name in MIXTURES)
@@ -188,7 +189,7 @@ def test_of_experts_those_count_that_ran():
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])  # of the calls alone: above
 def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name):
     config = FAMILIES[name]
-    decoder = Decoder(without_window(config), Arithmetic.of("float32"), device="meta")
+    decoder = Decoder(without_window(config), Precision.of("float32"), device="meta")
     session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
         session.prefill([[0] * 17] * 2, chunk=7)
@@ -224,7 +225,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, shape):
     config, (_, tokens, _) = FAMILIES[name], shape
     decoder, state, ids = ready(config, *shape)
     ran = count(lambda: decoder(ids, state, logits="last"))
-    work = total_cost(config, a_call(*shape), numbers=FLOAT32)
+    work = total_cost(config, a_call(*shape), precision=FLOAT32)
     # beside them each layer has one attention: a group's heads are rows of a single query
     mixer, layers = config.layers[0].attention, len(config.layers)
     single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1
@@ -237,12 +238,12 @@ def test_products_with_weights_are_the_kernels_that_run(name, shape):
 @every_family
 def test_packed_weights_are_read_in_their_blocks_and_keys_as_they_are_kept(name):
     config, past = FAMILIES[name], 20
-    numbers = packed_in(config, "Q8_0")
-    mixed = dict(numbers.formats) | {"blocks.0.mlp.W_down": "Q4_1"}
-    numbers = replace(numbers, formats=mixed)
-    decoder = decoder_in(config, numbers, "meta")
+    precision = packed_in(config, "Q8_0")
+    mixed = dict(precision.formats) | {"blocks.0.mlp.W_down": "Q4_1"}
+    precision = replace(precision, formats=mixed)
+    decoder = decoder_in(config, precision, "meta")
     held = {name: decoder.weight(name).nbytes for name in decoder.weight_names}
-    parts = parts_of(config, 1, 1, past, numbers=numbers)
+    parts = parts_of(config, 1, 1, past, precision=precision)
     found = {place: work.weights for place, work in parts.items()}
     ends = ("W_q", "W_k", "W_v", "b_q", "b_k", "b_v")
     qkv = (held[key] for key in held if key.startswith("blocks.1.attn.") and key.endswith(ends))
@@ -253,8 +254,8 @@ def test_packed_weights_are_read_in_their_blocks_and_keys_as_they_are_kept(name)
         looked_up += held["pos_embed.W"] // config.context
     assert found["embed", None] == looked_up
     assert found["head", None] == held["embed.W" if config.head.tied else "head.W"]
-    dense = total_cost(config, a_call(1, 1, past), numbers=FLOAT32)
-    narrow = total_cost(config, a_call(1, 1, past), numbers=numbers)
+    dense = total_cost(config, a_call(1, 1, past), precision=FLOAT32)
+    narrow = total_cost(config, a_call(1, 1, past), precision=precision)
     assert 2 * narrow.cache == dense.cache
     assert (narrow.flops, narrow.gemv) == (dense.flops, dense.gemv)
 
@@ -333,7 +334,7 @@ def test_last_layers_that_keep_nothing_compute_the_tokens_with_logits(batch, tok
 def test_activations_are_written_once_and_read_where_they_are_needed():
     rows, s, w = 2 * 5, 2, 4  # B · T, bytes of a number, and of one of the stream
     config = FAMILIES["qwen3"]
-    parts = parts_of(config, 2, 5, 11, numbers=BFLOAT16)
+    parts = parts_of(config, 2, 5, 11, precision=BFLOAT16)
     D, F, V, heads, kv, dh = 48, 88, 211, 6, 2, 16
     qk, v = rows * (heads + kv) * dh, rows * kv * dh
     in_each = {

@@ -27,18 +27,18 @@ from llmcli.config.model import Branch, LayerConfig, sequential
 from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.graph.arithmetic import Arithmetic, matrices
 from llmcli.graph.cost import count_parameters
 from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, longest_context, memory_need, prefill_peak
 from llmcli.graph.parts.registry import layer_types
+from llmcli.graph.precision import Precision, matrices
 from llmcli.kernels import native
 
-FLOAT32 = Arithmetic.of("float32")
+FLOAT32 = Precision.of("float32")
 
 
 @given(models())
 def test_parameters_are_those_that_the_decoder_has(config):
-    slots = parameters_of(Decoder(config, Arithmetic.of("float32"), device="meta"))
+    slots = parameters_of(Decoder(config, Precision.of("float32"), device="meta"))
     counts = count_parameters(config)
     assert counts.total == counts.active == sum(slot.numel() for slot in slots.values())
 
@@ -59,10 +59,10 @@ def test_parameters_are_those_that_the_decoder_has(config):
 def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, context):
     whole = {name: columns for name, columns in matrices(config).items() if columns % RUN == 0}
     formats = {name: "Q8_0" for name in whole}
-    packed = Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
-    for numbers in (FLOAT32, Arithmetic.of("bfloat16"), packed):
-        decoder = decoder_in(config, numbers, "meta")
-        need = memory_need(PlannedRun(config, numbers, batch=batch, context=context))
+    packed = Precision(dtype="float32", cache="bfloat16", formats=formats)
+    for precision in (FLOAT32, Precision.of("bfloat16"), packed):
+        decoder = decoder_in(config, precision, "meta")
+        need = memory_need(PlannedRun(config, precision, batch=batch, context=context))
         weights = (decoder.weight(name) for name in decoder.weight_names)
         assert need.weights_bytes == sum(weight.nbytes for weight in weights)
         state = decoder.new_state(batch, context)
@@ -134,9 +134,9 @@ def small(*, hidden=704, gated=True, layers=2, **attention):
     )  # fmt: skip
 
 
-def allocated(config, batch, tokens, past, numbers):
+def allocated(config, batch, tokens, past, precision):
     """The most bytes that one call had allocated at once, by the allocator's own record."""
-    decoder = decoder_in(config, numbers)
+    decoder = decoder_in(config, precision)
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch
     ids = torch.zeros(batch, tokens, dtype=torch.long)
@@ -200,12 +200,12 @@ PEAKS = {
 )
 def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype, call):
     config, (batch, past) = PEAKS[name], call
-    numbers = packed_in(config) if dtype == "packed" else Arithmetic.of(dtype)
-    numbers = replace(numbers, portable=native.level() == "portable")
+    precision = packed_in(config) if dtype == "packed" else Precision.of(dtype)
+    precision = replace(precision, portable=native.level() == "portable")
     narrow = dtype == "bfloat16"
     most = 2 if narrow else 1.5  # with instructions for 16 bits, products copy nothing
-    real = allocated(config, batch, PROMPT_CHUNK, past, numbers)
-    run = PlannedRun(config, numbers, batch=batch, context=PROMPT_CHUNK + past)
+    real = allocated(config, batch, PROMPT_CHUNK, past, precision)
+    run = PlannedRun(config, precision, batch=batch, context=PROMPT_CHUNK + past)
     guess = prefill_peak(run)
     assert real <= guess <= most * real, f"{guess / real:.2f}"
     if narrow and processor.has_bfloat16():
@@ -225,12 +225,12 @@ def test_a_prompt_is_read_in_the_pieces_that_are_counted():
 
 def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():
     def runtime(dtype="float32", tokenizer=0, **where):
-        run = PlannedRun(small(), Arithmetic.of(dtype), batch=1, context=64, **where)
+        run = PlannedRun(small(), Precision.of(dtype), batch=1, context=64, **where)
         return memory_need(run, tokenizer=tokenizer).runtime_bytes_estimate
 
     assert runtime() == runtime("float64") < runtime("bfloat16") == runtime("float16")
     assert runtime(tokenizer=50_000) == runtime() + 50_000
-    kept = replace(Arithmetic.of("float32"), formats={"head.W": "Q8_0"})
+    kept = replace(Precision.of("float32"), formats={"head.W": "Q8_0"})
     run = PlannedRun(small(), kept, batch=1, context=64)
     assert memory_need(run).runtime_bytes_estimate < runtime()
     assert runtime(cuda=True) == runtime("bfloat16", cuda=True, tokenizer=50_000)
@@ -240,8 +240,8 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
     """Of 16 bits where the processor multiplies them: for every number of rows anew."""
 
     def runtime(config, dtype="bfloat16", context=64, **where):
-        numbers = Arithmetic.of(dtype)
-        run = PlannedRun(config, numbers, batch=1, context=context, **where)
+        precision = Precision.of(dtype)
+        run = PlannedRun(config, precision, batch=1, context=context, **where)
         return memory_need(run).runtime_bytes_estimate
 
     plain = runtime(small())
@@ -268,7 +268,7 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
 
 def test_masked_shared_keys_cost_more_on_a_gpu():
     config, own = small(), small(kv_heads=8)
-    args = {"numbers": Arithmetic.of("bfloat16"), "batch": 1}
+    args = {"precision": Precision.of("bfloat16"), "batch": 1}
     for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
         gpu, alone = (
             memory_need(PlannedRun(one, **args, context=context, cuda=True)).prompt_bytes_estimate

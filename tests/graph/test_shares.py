@@ -12,8 +12,8 @@ from zoo import MODELS, RMS, delta, llama
 
 from llmcli.config.model import sequential
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.graph.precision import Precision
 from llmcli.graph.split import share
 from llmcli.nn.step import Edit
 from llmcli.weights.dense import writable
@@ -28,7 +28,7 @@ class Rank:
         self.own = share(whole.config, ranks=barrier.parties, rank=rank)
         self.rank, self.given, self.barrier = rank, given, barrier
         self.nodes = graph(whole.config).nodes
-        self.decoder = Decoder(self.own.config, Arithmetic.of("float64"), device="cpu")
+        self.decoder = Decoder(self.own.config, Precision.of("float64"), device="cpu")
         for name, row in graph(whole.config).parameters.items():
             values = whole.weight(name).dense()
             values = values.mT if row.turned else values

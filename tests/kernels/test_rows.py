@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensors import drawn
 
-from llmcli.graph.arithmetic import FAST_WIDE
+from llmcli.graph.precision import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.attention import attend, visible_keys

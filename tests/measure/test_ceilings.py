@@ -7,7 +7,7 @@ import torch
 from needs import needs_kernels
 
 from llmcli import devices
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.measure import ceilings as module
 from llmcli.measure.ceilings import cpu_caches, measure_ceilings
@@ -55,7 +55,7 @@ def test_ceilings_of_this_processor(monkeypatch):
     before, threads = resident_bytes(), torch.get_num_threads()
     with Peak() as peak:
         found = measure_ceilings(
-            CPU, Arithmetic.of("float32"), threads=1, working_set=20 * MIB + 1, seconds=0.1,
+            CPU, Precision.of("float32"), threads=1, working_set=20 * MIB + 1, seconds=0.1,
             progress=lambda *step: steps.append(step),
         )  # fmt: skip
     assert torch.get_num_threads() == threads
@@ -80,7 +80,7 @@ def test_rates_are_those_of_a_processor():
     """Of several tries one that had the processor now and then."""
 
     def plausible():
-        found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, seconds=0.1)
+        found = measure_ceilings(CPU, Precision.of("float32"), threads=1, seconds=0.1)
         rates = [found.reads[-1].bytes_per_s, *(rate.flops_per_s for rate in found.matrices)]
         return min(rates) > 1e8 and found.start_s < 1e-4
 
@@ -107,22 +107,22 @@ def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     assert (found.level, found.bytes_per_s) == (level, rate)
 
 
-PACKED = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
+PACKED = Precision(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
 
 
-@pytest.mark.parametrize(("numbers", "dtypes", "ways"), [
-    (Arithmetic.of("bfloat16"), ["bfloat16"], {"direct", "through float32"}),
-    (Arithmetic.of("float64"), ["float64", "bfloat16"], {"direct"}),  # never through float32
+@pytest.mark.parametrize(("precision", "dtypes", "ways"), [
+    (Precision.of("bfloat16"), ["bfloat16"], {"direct", "through float32"}),
+    (Precision.of("float64"), ["float64", "bfloat16"], {"direct"}),  # never through float32
     pytest.param(
         PACKED, ["int16", "float32", "bfloat16"], {f"llmcli {native.level()}", "PyTorch"},
         marks=needs_kernels,
     ),
 ])
 def test_a_dtype_is_measured_once_and_products_with_packed_weights_too(
-    monkeypatch, numbers, dtypes, ways
+    monkeypatch, precision, dtypes, ways
 ):
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB))
-    found = measure_ceilings(CPU, numbers, threads=1, working_set=MIB, seconds=0.05)
+    found = measure_ceilings(CPU, precision, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in found.matrices] == dtypes
     assert found.matrices[0].way in ways
     assert found.matrices[0].flops_per_s > 0
@@ -138,7 +138,7 @@ def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch, free, c
     squares, random = [], torch.randn
     monkeypatch.setattr(torch, "randn", lambda *of, **how: squares.append(of) or random(*of, **how))
     monkeypatch.setattr(module, "best_seconds", lambda calls, device, seconds: 1e-9)
-    found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, working_set=10**10)
+    found = measure_ceilings(CPU, Precision.of("float32"), threads=1, working_set=10**10)
     assert [rate.nbytes // MIB for rate in found.reads] == sets
     largest = max(of[0] for of in squares if len(of) == 2)
     assert largest == {80 * MIB: 512, 100: 256, None: 2048}[free]
@@ -201,7 +201,7 @@ def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch)
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L3", 2 * MIB))
     monkeypatch.setattr(devices, "available_bytes", lambda device: 32 * MIB)
     found = measure_ceilings(
-        CPU, Arithmetic.of("float32"), threads=1, working_set=3 * MIB, seconds=0.02
+        CPU, Precision.of("float32"), threads=1, working_set=3 * MIB, seconds=0.02
     )
     assert [rate.nbytes // MIB for rate in found.reads] == [1, 2, 3, 4]
     assert [rate.bytes_per_s for rate in found.reads] == [7.0, 7.0, 3.0, 3.0]
@@ -305,7 +305,7 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
 def test_ceilings_of_a_real_gpu():
     device = torch.device("cuda:0")
     held = torch.cuda.memory_allocated(device)
-    found = measure_ceilings(device, Arithmetic.of("bfloat16"), threads=1)
+    found = measure_ceilings(device, Precision.of("bfloat16"), threads=1)
     assert torch.cuda.memory_allocated(device) - held < 64 * MIB  # cuBLAS keeps its workspace
     assert [rate.level for rate in found.reads] == ["L2", "L2", "memory"]
     assert found.reads[-1].bytes_per_s > 5e10

@@ -30,7 +30,7 @@ from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import LlmcliError
 from llmcli.families import find
-from llmcli.graph.arithmetic import Arithmetic, auto_dtype
+from llmcli.graph.precision import Precision, auto_dtype
 from llmcli.inspect.kernel import origin
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
@@ -75,7 +75,7 @@ def computes_what_it_says(report, model):
     token = report.memory[0].token
     assert token.weights == model.weight_bytes - not_read
     assert token.cache == model.decoder.new_state(2, 32).nbytes
-    decoder = Decoder(config, Arithmetic.of("float32"), device="meta")
+    decoder = Decoder(config, Precision.of("float32"), device="meta")
     found = []
     for tokens, past in ((1, 0), (1, 31), (32, 0)):
         state = decoder.new_state(1, 32)

@@ -21,7 +21,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
-from llmcli.loading.load import arithmetic_on
+from llmcli.loading.load import precision_on
 from llmcli.measure import machine as module
 from llmcli.measure.machine import (
     CpuContention,
@@ -46,7 +46,7 @@ def device(name, bfloat16):
 
 
 def from_headers(prepared, device, **options):
-    return prepared.arithmetic(device.device, bfloat16=device.bfloat16, **options)
+    return prepared.precision(device.device, bfloat16=device.bfloat16, **options)
 
 
 def stub(formats):
@@ -71,7 +71,7 @@ def test_headers_give_the_arithmetic_that_a_run_would_choose(
         for dtype, quantize in itertools.product(("auto", "float16"), ("auto", "none", "int4")):
             options = {"dtype": dtype, "quantize": quantize}
             try:
-                chosen = arithmetic_on(on, prepared, **options)
+                chosen = precision_on(on, prepared, **options)
             except UsageError as error:
                 with pytest.raises(UsageError, match=re.escape(error.message)):
                     from_headers(prepared, ours, **options)

@@ -31,8 +31,8 @@ from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import sequential
 from llmcli.decoder import decoder
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.plan import plan
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 from llmcli.nn.step import Step
@@ -60,7 +60,7 @@ def made(tensor):
 
 
 def requested(config, batch=1, tokens=3, dtype="float32"):
-    return ShapesRequest(config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype))
+    return ShapesRequest(config=config, batch=batch, tokens=tokens, precision=Precision.of(dtype))
 
 
 class Hook(TorchDispatchMode):
@@ -169,8 +169,8 @@ FAULTS = {
         lambda rows, self, q, k, *rest: rows(self, q, k[:, :, 1:], *rest))),
     "a cache with one slot more": ("cache", wrap(
         decoder, "allocate",
-        lambda allocate, config, arithmetic, batch, capacity, device: allocate(
-            config, arithmetic, batch, capacity + 1, device))),
+        lambda allocate, config, precision, batch, capacity, device: allocate(
+            config, precision, batch, capacity + 1, device))),
     "a weight by itself": ("memory of parameters", other_weight("blocks.1.attn.W_v", torch.clone)),
     "a weight of another shape": ("parameters", other_weight(
         "blocks.0.attn.W_o", lambda weight: weight.T[:, :3])),
@@ -229,7 +229,7 @@ def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
     request = requested(config, batch=2, tokens=9, dtype="bfloat16")
     growth = model_shapes(replace(request, phases=("prefill",)), {}).cache
-    decoder = Decoder(config, Arithmetic.of("bfloat16"), device="meta")
+    decoder = Decoder(config, Precision.of("bfloat16"), device="meta")
     sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
     assert [growth.prefill, growth.decode] == sizes
     assert growth.per_token == sizes[1] - sizes[0] == 3 * growth.per_layer[0]

@@ -14,7 +14,7 @@ from llmcli.commands.selftest.measure.arithmetic import compare_captured
 from llmcli.decoder.decoder import Decoder
 from llmcli.decoder.steps import bucket
 from llmcli.engine.session import Session
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 
 PROMPTS = [[3, 9, 1], [7]]
@@ -92,4 +92,4 @@ def test_the_lengths_on_the_device_follow_those_of_the_host(name, monkeypatch):
 
 
 def test_without_a_card_it_is_off():
-    assert not Decoder(MODELS["llama"], Arithmetic.of("float32"), device="meta").fixed_shapes
+    assert not Decoder(MODELS["llama"], Precision.of("float32"), device="meta").fixed_shapes

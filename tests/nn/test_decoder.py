@@ -14,8 +14,8 @@ from zoo import CONFIGS, MODELS, VOCAB, layer, llama, mixture, stretched
 
 from llmcli.config.attention import DynamicScaling
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.nn import step
 from llmcli.ops import compiled
@@ -103,7 +103,7 @@ def test_a_tap_changes_nothing_and_the_last_logits_and_a_blocks_output_are_those
 def test_half_precision_stays_near(model):
     tokens = ids(1, 9)
     exact = model(tokens).log_softmax(-1)
-    half = Decoder(model.config, Arithmetic.of("bfloat16"), device="cpu")
+    half = Decoder(model.config, Precision.of("bfloat16"), device="cpu")
     for name, slot in parameters_of(half).items():
         slot.copy_(parameters_of(model)[name])
     out = half(tokens)

@@ -12,8 +12,8 @@ from zoo import IN_BLOCKS, VOCAB, latent, llama
 from llmcli.config.latent import LatentConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.graph.arithmetic import arithmetic, matrices
 from llmcli.graph.graph import graph
+from llmcli.graph.precision import matrices, resolve_precision
 from llmcli.graph.spec import Call
 from llmcli.nn.step import Edit
 from llmcli.ops import compiled, heads
@@ -125,12 +125,12 @@ def test_a_step_by_our_kernels_is_that_of_pytorch(monkeypatch):
 @pytest.mark.parametrize("quantize", ["auto", "int8"])
 def test_what_is_multiplied_along_both_axes_is_in_16_bits_or_dense(stored, quantize):
     config, _ = IN_BLOCKS["latent attention"]
-    numbers = arithmetic(
+    precision = resolve_precision(
         config, dtype="auto", quantize=quantize, device="cpu", stored=set(), bfloat16=False,
         kernels="avx2", packable=dict.fromkeys(matrices(config), stored),
     )  # fmt: skip
     expected = None if stored == "Q4_0" else stored
     blocks = {"Q8_0"} if quantize == "int8" and stored != "Q4_0" else {stored}
     for leaf in "kv":
-        assert numbers.formats.get(f"blocks.0.attn.W_{leaf}") == expected
-    assert {numbers.formats[f"blocks.0.attn.W_{leaf}"] for leaf in ("q", "q_pe", "o")} == blocks
+        assert precision.formats.get(f"blocks.0.attn.W_{leaf}") == expected
+    assert {precision.formats[f"blocks.0.attn.W_{leaf}"] for leaf in ("q", "q_pe", "o")} == blocks

@@ -10,7 +10,7 @@ from zoo import MODELS, VOCAB
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.inspect.statistics import Statistics
 from llmcli.model import dtype_name
 from llmcli.ops.quant.codes import mxfp4
@@ -53,7 +53,7 @@ def test_the_mode_sees_float64():
 )
 def test_a_prompt_a_step_and_every_activation(name, dtype):
     with NoFloat64():
-        decoder = Decoder(MODELS[name], Arithmetic.of(dtype_name(dtype)), device=META)
+        decoder = Decoder(MODELS[name], Precision.of(dtype_name(dtype)), device=META)
         state = decoder.new_state(2, 8)
         numbers = Statistics()
 

@@ -19,9 +19,9 @@ from llmcli.config.embedding import HeadConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.evaluate.rules import RULES
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.ops import Gate, Normalize, Scale, Score
 from llmcli.graph.plan import parameters
+from llmcli.graph.precision import Precision
 from llmcli.ops import activations, norm
 from llmcli.ops.attention import attend, scores
 from llmcli.ops.linear import linear
@@ -157,7 +157,7 @@ def test_gemvs_of_one_token(tied):
     gemvs = len(matrices) + tied  # a tied head multiplies with the embeddings
     assert gemvs == 28 * 7 + 1 == 197
     assert gemvs - sum(name.endswith("W_o") for name in matrices) == 28 * 6 + 1 == 169
-    decoder = Decoder(model, Arithmetic.of("float32"), device="meta")
+    decoder = Decoder(model, Precision.of("float32"), device="meta")
     state = decoder.new_state(1, 8)
     with Products() as products:
         decoder(torch.zeros(1, 1, dtype=torch.long, device="meta"), state)

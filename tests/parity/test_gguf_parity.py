@@ -88,7 +88,7 @@ def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
     one = super_blocked(model_type) if format == "Q4_K" else packed(model_type)
     write_gguf(build(one, seed=3), tmp_path / "model.gguf", format)
     exact, ours = (opened(tmp_path / "model.gguf", one).decoder for one in ("float64", "auto"))
-    assert format in ours.arithmetic.formats.values()
+    assert format in ours.precision.formats.values()
     ids = prompt(tokens=60)
     right = exact(ids).log_softmax(-1)
     state = ours.new_state(1, 60)
@@ -242,7 +242,7 @@ def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
     ids = torch.arange(3, 20)[None]
     for model, dtype in zip(whole, dtypes, strict=True):
         mapped = opened(folder, dtype)
-        if mapped.decoder.arithmetic.formats or dtype == "bfloat16":
+        if mapped.decoder.precision.formats or dtype == "bfloat16":
             assert mapped.mapped_bytes > 0
         expected, found = model.decoder(ids), mapped.decoder(ids)
         tolerance = 0.02 if model.decoder.dtype == torch.bfloat16 else 1e-6

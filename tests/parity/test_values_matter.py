@@ -25,8 +25,8 @@ from llmcli.config.attention import QueryGrowth, RopeConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.families.rules import Rename, Rows, plan
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.plan import stored_shapes
+from llmcli.graph.precision import Precision
 from llmcli.loading.load import check_loadable, configured
 from llmcli.loading.weights import load_weights
 from llmcli.prepare.prepared import Prepared, prepare
@@ -116,7 +116,7 @@ def other_values(checkpoint, right):
 
     def made(*change):
         weights = parameters_of(right())
-        other = Decoder(changed(config, *change), Arithmetic.of("float64"), device="cpu")
+        other = Decoder(changed(config, *change), Precision.of("float64"), device="cpu")
         for name, tensor in parameters_of(other).items():
             assert tensor.shape == weights[name].shape
             tensor.copy_(weights[name])
@@ -188,7 +188,7 @@ def in_its_block(name):
 
 
 def read(checkpoint, config, rules):
-    decoder = Decoder(config, Arithmetic.of("float64"), device="cpu")
+    decoder = Decoder(config, Precision.of("float64"), device="cpu")
     prepared = Prepared(checkpoint=checkpoint, config=config, rules=rules)
     check_loadable(prepared)
     load_weights(decoder, checkpoint, prepared.plan)

@@ -151,7 +151,7 @@ def test_the_rate_of_some_layers_is_reckoned_for_all(small_shape, monkeypatch):
     monkeypatch.setattr(engines, "perf_counter_ns", lambda: 1000 * next(ticks))
     found = [run.measure_shape(run.Shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
     one, whole = (run.Shape("1B", 1).config, run.Shape("1B", 8).config)
-    nbytes = [run.numbers_on(CPU, config).weight_bytes(config) for config in (one, whole)]
+    nbytes = [run.precision_of(CPU, config).weight_bytes(config) for config in (one, whole)]
     for some, every in zip(*found, strict=True):
         assert some.tokens_per_s < 0.6 * every.tokens_per_s
     decode = found[0][0].tokens_per_s / found[1][0].tokens_per_s

@@ -114,9 +114,10 @@ def _bench():
         "commands.bench.measure.loader.perf_counter": lambda: next(seconds) / 4,
         "commands.bench.measure.loader.resident_bytes": lambda: 300 << 20,
         "commands.bench.measure.loader.ceilings": SimpleNamespace(
-            measure_ceilings=lambda device, numbers, **_: Ceilings(
-                device=str(device), dtype=numbers.dtype, threads=1, caches=(), seconds=0.5,
-                reads=(reads,), matrices=(MatrixRate(dtype=numbers.products, flops_per_s=1e10),),
+            measure_ceilings=lambda device, precision, **_: Ceilings(
+                device=str(device), dtype=precision.dtype, threads=1, caches=(), seconds=0.5,
+                reads=(reads,),
+                matrices=(MatrixRate(dtype=precision.products, flops_per_s=1e10),),
             )
         ),
         "commands.bench.measure.sweep.datetime":

@@ -12,7 +12,7 @@ from tensors import drawn as numbers
 
 from llmcli import processor
 from llmcli.decoder.decoder import Decoder
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.nn.linear import Linear
 from llmcli.ops.linear import linear, linear_fp32_out
 from llmcli.ops.product import product_float32
@@ -137,7 +137,7 @@ def test_a_tied_head_is_the_embedding(dtype):
 
 
 def test_every_parameter_has_one_name_and_no_other():
-    decoder = Decoder(zoo.CONFIGS["gpt2"], Arithmetic.of("bfloat16"), device="meta")
+    decoder = Decoder(zoo.CONFIGS["gpt2"], Precision.of("bfloat16"), device="meta")
     with pytest.raises(KeyError):
         decoder.weight("blocks.9.attn.W_q")
     assert {decoder.weight(name).format for name in decoder.weight_names} == {"bfloat16"}

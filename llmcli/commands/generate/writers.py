@@ -155,7 +155,7 @@ class Presentation(ABC):
                 ignored=resolved.ignored,
             ),
             path=ComputePath(
-                **run.model.arithmetic.describe(run.model.config),
+                **run.model.precision.describe(run.model.config),
                 kernels=self.header["environment"].kernels,
                 sequences=max(run.side_by_side) if index is None else run.side_by_side[index],
             ),

@@ -111,7 +111,7 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
             devices,
             batch=info.batch,
             context=model.context_length,
-            **model.precision,
+            **model.precision_options,
         )
         if report.architecture is not None:
             note_quantize(model, checkpoint, out)

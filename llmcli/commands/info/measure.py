@@ -23,9 +23,9 @@ from llmcli.commands.info.report import (
 )
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import families, ignored_metadata
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import count_parameters, total_cost
 from llmcli.graph.parts.registry import layer_types
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.measure.fit import fit, misfits, unscaled
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
@@ -48,11 +48,11 @@ def measure_info(
     *,
     batch: int = 1,
     context: int | None = None,
-    **precision: Unpack[PrecisionOptions],
+    **options: Unpack[PrecisionOptions],
 ) -> InfoReport:
     """What the headers say, and what `batch` sequences of `context` tokens take.
 
-    In the `precision` that each device resolves the options to. `context` None: the model's own.
+    Each device resolves `options` to its precision. `context` None: the model's own.
     Without a known configuration `architecture` is None, and without a known tokenizer `tokenizer`;
     a configuration that contradicts itself raises CheckpointError.
     """
@@ -72,16 +72,17 @@ def measure_info(
             prepared = prepare(checkpoint)
             config = prepared.config
 
-            def arithmetic(device: Device, quantize: str) -> Arithmetic:
-                options: PrecisionOptions = {**precision, "quantize": quantize}
-                return prepared.arithmetic(device.device, bfloat16=device.bfloat16, **options)
+            def precision_of(device: Device, quantize: str) -> Precision:
+                chosen: PrecisionOptions = {**options, "quantize": quantize}
+                return prepared.precision(device.device, bfloat16=device.bfloat16, **chosen)
 
             tokens = context or config.context
             nbytes = 0 if loaded is None else loaded.nbytes
             fit_run = partial(fit, config, batch=batch, tokenizer=nbytes)
-            quantize = precision.get("quantize", "auto")
+            quantize = options.get("quantize", "auto")
             fits = [
-                fit_run(device, arithmetic(device, quantize), context=tokens) for device in devices
+                fit_run(device, precision_of(device, quantize), context=tokens)
+                for device in devices
             ]
             counts = count_parameters(config)
             architecture = Architecture(
@@ -103,7 +104,7 @@ def measure_info(
                 "architecture": architecture,
                 "flops": _flops(config, tokens),
                 "memory": tuple(fits),
-                "would_fit": _would_fit(fits[0], tokens, fit_run, arithmetic) if fits else (),
+                "would_fit": _would_fit(fits[0], tokens, fit_run, precision_of) if fits else (),
                 "checks": _checks(prepared),
                 "ignored": ignored_metadata(checkpoint),
                 "surplus": prepared.plan.surplus,
@@ -142,7 +143,7 @@ def _would_fit(
     first: DeviceFit,
     context: int,
     fit_run: Callable[..., DeviceFit],
-    arithmetic: Callable[[Device, str], Arithmetic],
+    precision_of: Callable[[Device, str], Precision],
 ) -> tuple[Offer, ...]:
     """Options with which a model that does not fit would, and what it would need then.
 
@@ -152,10 +153,10 @@ def _would_fit(
     smallest = first.need.weights_bytes + 1
     for quantize in ("auto", "int8", "int4") if first.fits is False else ():
         try:
-            numbers = arithmetic(first.device, quantize)
+            precision = precision_of(first.device, quantize)
         except UsageError:  # the requested dtype excludes it
             continue
-        now = fit_run(first.device, numbers, context=context)
+        now = fit_run(first.device, precision, context=context)
         if now.need.weights_bytes >= smallest:
             continue
         smallest = now.need.weights_bytes
@@ -163,7 +164,7 @@ def _would_fit(
         if not now.fits and now.longest_context:
             tokens = now.longest_context // 1024 * 1024 or now.longest_context
             options.append(f"-c {tokens}")
-            now = fit_run(first.device, numbers, context=tokens)
+            now = fit_run(first.device, precision, context=tokens)
         if now.fits:
             need, words = now.need, " ".join(options)
             found.append(Offer(options=words, context=need.context, needed_bytes=need.needed_bytes))
@@ -186,7 +187,7 @@ def _flops(config: ModelConfig, context: int) -> FlopsNeed:
 
     def work(tokens: int, past: int) -> PartWork:
         call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
-        return total_cost(config, call, numbers=Arithmetic.of("float32"), logits="last")
+        return total_cost(config, call, precision=Precision.of("float32"), logits="last")
 
     prompt = work(context, 0)
     return FlopsNeed(

@@ -164,7 +164,8 @@ def _measured(
         else:
             try:
                 loaded, report = measure_load(
-                    checkpoint, stages, device=model.device, progress=progress, **model.precision
+                    checkpoint, stages, device=model.device, progress=progress,
+                    **model.precision_options,
                 )
             except WeightMismatch as error:
                 named = "" if model.model is None else f" -m {quote(model.model)}"

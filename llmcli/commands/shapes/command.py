@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
     from llmcli.config.model import ModelConfig
-    from llmcli.graph.arithmetic import Arithmetic
+    from llmcli.graph.precision import Precision
     from llmcli.graph.spec import Kind
     from llmcli.shell.prompts import Prompt
 
@@ -98,7 +98,7 @@ class ShapesOptions:
     )
 
     def request(
-        self, config: ModelConfig, numbers: Arithmetic, prompt: tuple[Token, ...] = ()
+        self, config: ModelConfig, precision: Precision, prompt: tuple[Token, ...] = ()
     ) -> ShapesRequest:
         """What is computed, for as many tokens as `prompt` has, where it has any.
 
@@ -120,7 +120,7 @@ class ShapesOptions:
             names = frozenset(Names(config, sources(config)).select(self.filter, kinds))
         found = ShapesRequest(
             config=config,
-            numbers=numbers,
+            precision=precision,
             batch=self.batch,
             tokens=len(prompt) or self.tokens or TOKENS,
             phases=PHASES if self.phase == "both" else (self.phase,),
@@ -168,13 +168,15 @@ def command(
             return
         prepared = prepare(checkpoint)
         config = prepared.config
-        numbers = prepared.arithmetic(device.device, bfloat16=device.bfloat16, **model.precision)
+        precision = prepared.precision(
+            device.device, bfloat16=device.bfloat16, **model.precision_options
+        )
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
             tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
-        request = shapes.request(config, numbers, tokens)
-        about = model_of_headers(checkpoint, place, config, numbers, device.device)
+        request = shapes.request(config, precision, tokens)
+        about = model_of_headers(checkpoint, place, config, precision, device.device)
         if shapes.names:
             names = measure.model_names(request)
             out.present(lambda: view.render_names(names, about), members(names), model=about)

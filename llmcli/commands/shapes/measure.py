@@ -27,12 +27,12 @@ from llmcli.commands.shapes.report import (
 from llmcli.config.model import ModelConfig
 from llmcli.families.rules import parts_to_fill
 from llmcli.families.sources import sources
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.memory import state_need
 from llmcli.graph.names import Names
 from llmcli.graph.ops import size
 from llmcli.graph.plan import Plan, plan
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import PHASES, Call, Kind, Phase, TensorSpec
 from llmcli.measure.fit import misfits, unscaled
 from llmcli.prepare.prepared import Prepared
@@ -59,7 +59,7 @@ class ShapesRequest:
     """
 
     config: ModelConfig
-    numbers: Arithmetic
+    precision: Precision
     batch: int
     tokens: int
     phases: tuple[Phase, ...] = PHASES
@@ -109,17 +109,17 @@ class ShapesRequest:
 
     def plan(self, phase: Phase) -> Plan:
         """The activations of that phase."""
-        return plan(self.config, self.numbers.call(self.calls[phase]))
+        return plan(self.config, self.precision.call(self.calls[phase]))
 
     def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What is kept after that phase, as large as it has to be then."""
         call = self.calls[phase]
-        kept = self.numbers.states(self.config, batch=call.batch, capacity=call.keys)
+        kept = self.precision.states(self.config, batch=call.batch, capacity=call.keys)
         return tuple(replace(spec, phase=phase) for spec in kept)
 
     def parameters(self) -> tuple[TensorSpec, ...]:
         """The weights as they are in memory."""
-        return self.numbers.parameters(self.config)
+        return self.precision.parameters(self.config)
 
     def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
         """Every tensor once, with its spec in each phase; parameters have one of all phases."""
@@ -343,14 +343,15 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
 def _growth(request: ShapesRequest) -> CacheGrowth:
     grown = Counter[int | None]()  # some do not grow
     for capacity, sign in ((1, 1), (0, -1)):
-        for spec in request.numbers.states(request.config, batch=request.batch, capacity=capacity):
+        kept = request.precision.states(request.config, batch=request.batch, capacity=capacity)
+        for spec in kept:
             grown[spec.layer] += sign * spec.bytes
     return CacheGrowth(
         per_token=sum(grown.values()),
         per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(request.config)),
         prefill=sum(spec.bytes for spec in request.states("prefill")),
         decode=sum(spec.bytes for spec in request.states("decode")),
-        states=state_need(request.config, request.numbers),
+        states=state_need(request.config, request.precision),
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.timing.report import Stage, TimingReport
     from llmcli.config.model import ModelConfig
-    from llmcli.graph.arithmetic import Arithmetic
+    from llmcli.graph.precision import Precision
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
     from llmcli.records.machine import Ceilings
@@ -217,31 +217,31 @@ def _baseline(
     """
     from llmcli import devices
     from llmcli.graph.memory import PlannedRun, memory_need
-    from llmcli.loading.load import arithmetic_on
+    from llmcli.loading.load import precision_on
     from llmcli.measure.peaks import resident_bytes
     from llmcli.prepare.prepared import prepare
 
     prepared = prepare(checkpoint, random=options.weights_seed is not None)
     config = prepared.config
     device = devices.resolve_device(options.device)
-    numbers = arithmetic_on(device, prepared, **options.precision)
+    precision = precision_on(device, prepared, **options.precision_options)
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:
-        ceilings = _ceilings(device, config, numbers, tokens, progress)
+        ceilings = _ceilings(device, config, precision, tokens, progress)
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()
     if not fresh or held is None or after is None:
         return ceilings, None
     # measuring loads the libraries' code, as every run does: the estimate of a run includes it
-    one = PlannedRun(config, numbers, batch=1, context=1)
+    one = PlannedRun(config, precision, batch=1, context=1)
     code = memory_need(one).runtime_bytes_estimate
     return ceilings, max(held, after - code)
 
 
 def _ceilings(
-    device: torch.device, config: ModelConfig, numbers: Arithmetic, tokens: int, progress: Progress
+    device: torch.device, config: ModelConfig, precision: Precision, tokens: int, progress: Progress
 ) -> Ceilings:
     """What this machine can do at most, with what a step streams that reaches so many tokens."""
     import torch
@@ -251,10 +251,10 @@ def _ceilings(
 
     return measure_ceilings(
         device,
-        numbers,
+        precision,
         threads=torch.get_num_threads(),
         progress=progress,
-        working_set=step_bytes(config, tokens, numbers=numbers),
+        working_set=step_bytes(config, tokens, precision=precision),
     )
 
 
@@ -327,7 +327,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
     model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)
     with Progress(chat.out) as progress:
         length = tokens + LOOK_NEW
-        ceilings = _ceilings(model.device, model.config, model.arithmetic, length, progress)
+        ceilings = _ceilings(model.device, model.config, model.precision, length, progress)
         report = measure_timing(
             model,
             chat.ids[-tokens:],

@@ -136,7 +136,7 @@ def swept(load, *, on_row=None, on_status=lambda words: None, peer=None, ceiling
     rows = []
     loads = SimpleNamespace(
         models={}, checks={}, load=load, peer=peer,
-        ceilings=ceilings or (lambda device, numbers, reads: None),
+        ceilings=ceilings or (lambda device, precision, reads: None),
         known=known or (lambda settings: None),
     )  # fmt: skip
     made = Sweep(

@@ -23,9 +23,9 @@ from llmcli.commands.bench.measure.loader import EngineLoader, refuse_for
 from llmcli.commands.bench.report.plan import BenchOutput
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import cost_by_part, total_cost
 from llmcli.graph.memory import PlannedRun, memory_need
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, WorkCounter, engine_info, has_flash, random_ids
@@ -269,9 +269,9 @@ def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
 
 # what a test computes and reads
 
-BFLOAT16 = Arithmetic.of("bfloat16")
+BFLOAT16 = Precision.of("bfloat16")
 SIZES = 2048, 512  # of a batch and of a call, llama-bench's
-LLAMA = WorkCounter(config=llama(), numbers=Arithmetic.of("float32"))
+LLAMA = WorkCounter(config=llama(), precision=Precision.of("float32"))
 ONE = SpeedTest(n_prompt=0, n_gen=1)
 WORK = LLAMA.work(ONE, *SIZES)
 
@@ -290,12 +290,12 @@ def test_work_is_that_of_every_call(name):
     calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
     parts = [
         total_cost(
-            config, Call(batch=1, tokens=tokens, past=past, phase=phase), numbers=BFLOAT16,
+            config, Call(batch=1, tokens=tokens, past=past, phase=phase), precision=BFLOAT16,
             logits=logits,
         )
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
-    found = WorkCounter(config=config, numbers=BFLOAT16).work(test, 6, 4)
+    found = WorkCounter(config=config, precision=BFLOAT16).work(test, 6, 4)
     assert found == sum(parts, PartWork())
 
 
@@ -316,7 +316,7 @@ def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
     assert least(1e30, 1e9) == pytest.approx(WORK.flops)
     both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
     calls = [(Call(batch=1, tokens=1, past=0, phase="decode"), "last")]
-    parts = cost_by_part(LLAMA.config, calls, numbers=LLAMA.numbers)
+    parts = cost_by_part(LLAMA.config, calls, precision=LLAMA.precision)
     longer = sum(max(part.bytes, part.flops / 0.4) for part in parts.values())
     assert both == pytest.approx(longer)
     assert max(WORK.bytes, WORK.flops / 0.4) + 100 < longer < WORK.bytes + WORK.flops / 0.4 - 100
@@ -344,8 +344,8 @@ def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
 
 def test_there_is_no_roofline_where_a_rate_was_not_measured():
     formats = {"blocks.0.mlp.W_up": "bfloat16"}  # products in it, attention in float32
-    mixed = dataclasses.replace(LLAMA.numbers, formats=formats, bf16_dot=True)
-    counter = dataclasses.replace(LLAMA, numbers=mixed)
+    mixed = dataclasses.replace(LLAMA.precision, formats=formats, bf16_dot=True)
+    counter = dataclasses.replace(LLAMA, precision=mixed)
     for dtype in ("float32", "bfloat16"):
         alone = (MatrixRate(dtype=dtype, flops_per_s=1e10),)
         ceilings = dataclasses.replace(CEILINGS, matrices=alone)
@@ -373,7 +373,7 @@ def test_memory_is_that_of_the_device_and_not_of_the_processor(kind, monkeypatch
     monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device(kind))
     monkeypatch.setattr(devices.processor, "has_bfloat16", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    found = WorkCounter(config=llama(), numbers=BFLOAT16).memory_bytes(
+    found = WorkCounter(config=llama(), precision=BFLOAT16).memory_bytes(
         SpeedTest(n_prompt=900, n_gen=0), 512
     )
     run = PlannedRun(

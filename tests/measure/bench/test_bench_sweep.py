@@ -18,7 +18,7 @@ from zoo import llama
 
 from llmcli.commands.bench.measure import sweep as module
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.measure.engines import WorkCounter
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.records.engines import SpeedTest
@@ -32,10 +32,10 @@ DEEP_PP, DEEP_TG = (dataclasses.replace(DEEP, **none) for none in ({"n_gen": 0},
 def counting(clock=None, *, rounds=False, log=None, **facts):
     """A fake whose work is known."""
     engine = FakeEngine(clock, log=log, **facts)
-    numbers = Arithmetic.of(engine.info.dtype)
+    precision = Precision.of(engine.info.dtype)
     if rounds:
-        numbers = dataclasses.replace(numbers, formats={"head.W": "Q8_0"})
-    engine.counter = WorkCounter(config=llama(), numbers=numbers)
+        precision = dataclasses.replace(precision, formats={"head.W": "Q8_0"})
+    engine.counter = WorkCounter(config=llama(), precision=precision)
     return engine
 
 
@@ -175,8 +175,8 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
         how = {"slow": peer} if isinstance(peer, int) else {"trouble": peer}
         return FakeEngine(clock, log=log, name="transformers", **how)
 
-    def asked(device, numbers, reads):
-        log.append(f"ceilings of {numbers.dtype}, {reads} bytes" if ceilings else "no ceilings")
+    def asked(device, precision, reads):
+        log.append(f"ceilings of {precision.dtype}, {reads} bytes" if ceilings else "no ceilings")
         made = sum(line.startswith("ceilings of") for line in log)
         return ceilings and dataclasses.replace(ceilings, threads=made)
 

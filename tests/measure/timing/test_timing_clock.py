@@ -27,8 +27,8 @@ from llmcli.commands.timing.measure.clock import (
     pieces,
 )
 from llmcli.commands.timing.report import Overhead, PartTime
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.graph.precision import Precision
 from llmcli.measure.ceilings import Roofline
 from llmcli.measure.runs import FEWEST, TIGHT, StoppingRule, are_tight, in_turns, paired, spread_of
 from llmcli.ops.elements import add
@@ -239,7 +239,7 @@ def test_what_a_part_waits_for(work, seconds, given, bound, share):
     device = "cpu" if usual["host_s"] is None else "cuda:0"  # which works behind the host
     roof = Roofline(
         ceilings=replace(usual["ceilings"], device=device),
-        numbers=Arithmetic.of(usual["dtype"]), working_set=usual["working_set"],
+        precision=Precision.of(usual["dtype"]), working_set=usual["working_set"],
     )  # fmt: skip
     part = judged(PartTime(
         part="out", layer=None, seconds=seconds, host_s=usual["host_s"] or seconds,

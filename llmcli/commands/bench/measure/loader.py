@@ -16,7 +16,7 @@ from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.settings import Settings, Weights
 from llmcli.devices import free_unreferenced, resolve_device
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.precision import Precision
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure import ceilings
 from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
@@ -124,7 +124,7 @@ class EngineLoader(ExitStack):
                 free_unreferenced()
             self._loaded = settings.weights, *self._load(settings)
         _, model, info = self._loaded
-        flash, rounds = has_flash(model.device, model.dtype), model.arithmetic.rounds_inputs
+        flash, rounds = has_flash(model.device, model.dtype), model.precision.rounds_inputs
         refuse_for(settings, info, flash=flash, rounds=rounds)
         SIGNALS.check()  # a signal's exception may have got lost in a library
         described = (settings.model, info.device, info.weight_format, info.product_format)
@@ -162,7 +162,7 @@ class EngineLoader(ExitStack):
                 meta = settings.placed == "meta"
                 on = torch.device("meta") if meta else resolve_device(settings.placed)
                 like = "auto" if meta else str(on)
-                model = load_shapes(checkpoint, like=like, **self._precision(settings))
+                model = load_shapes(checkpoint, like=like, **self._precision_options(settings))
                 self._known[key] = engine_info(model, None, on=on)
         return self._known[key]
 
@@ -174,7 +174,7 @@ class EngineLoader(ExitStack):
         _, model, _ = loaded
         asked = ("flash_attn", "n_batch", "type_k", "type_v", "no_kv_offload")
         engine = open_peer(name, model, **{one: getattr(settings, one) for one in asked})
-        weights = model.arithmetic.weight_format(model.config)
+        weights = model.precision.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
         if key not in self.checks:
             same = same_model(model, engine, threads=settings.n_threads, seed=self._plan.ours.seed)
@@ -190,10 +190,10 @@ class EngineLoader(ExitStack):
                 )
         return engine
 
-    def ceilings(self, device: str, numbers: Arithmetic, working_set: int) -> Ceilings | None:
-        """What the machine can do at most with the current threads and these numbers.
+    def ceilings(self, device: str, precision: Precision, working_set: int) -> Ceilings | None:
+        """What the machine can do at most with the current threads in this precision.
 
-        Called once for every device, arithmetic and number of threads. `working_set`: bytes that a
+        Called once for every device, precision and number of threads. `working_set`: bytes that a
         step of the longest test reads again and again. Of shapes alone: what it could do on the
         device that `auto` is.
         """
@@ -201,7 +201,7 @@ class EngineLoader(ExitStack):
             return None
         found = ceilings.measure_ceilings(
             resolve_device("auto" if device == "meta" else device),
-            numbers,
+            precision,
             threads=torch.get_num_threads(),
             working_set=working_set,
             progress=self._progress,
@@ -209,7 +209,7 @@ class EngineLoader(ExitStack):
         self._on_ceilings(found)
         return found
 
-    def _precision(self, settings: Settings) -> PrecisionOptions:
+    def _precision_options(self, settings: Settings) -> PrecisionOptions:
         return {
             "dtype": settings.dtype,
             "quantize": self._plan.ours.quantize,
@@ -217,7 +217,7 @@ class EngineLoader(ExitStack):
         }
 
     def _load(self, settings: Settings) -> tuple[Model, EngineInfo]:
-        meta, how = settings.placed == "meta", self._precision(settings)
+        meta, how = settings.placed == "meta", self._precision_options(settings)
         on, base = (None, None) if meta else (resolve_device(settings.placed), resident_bytes())
         with Peak(on) as peak:
             checkpoint, open_s = self._open(settings.model)

@@ -262,7 +262,7 @@ class Sweep:
         tests, (ours, *others) = self._plan.tests, self._slots
         if self._plan.like_for_like and settings.activations == "8":
             counter = None if ours.engine is None else ours.engine.counter
-            if counter is None or not counter.numbers.rounds_inputs:
+            if counter is None or not counter.precision.rounds_inputs:
                 self._total -= len(tests)
                 return
         for slot in self._slots:
@@ -367,11 +367,11 @@ class Sweep:
         found: dict[str, Any] = {"work": counter.work(test, batch, chunk)}
         if device == "meta":
             found["estimated_memory_bytes"] = counter.memory_bytes(test, chunk)
-        numbers = counter.numbers
-        key = (device, numbers.dtype, numbers.products, settings.n_threads)
+        precision = counter.precision
+        key = (device, precision.dtype, precision.products, settings.n_threads)
         if key not in self._ceilings:
             working_set = counter.working_set(self._plan.longest)
-            self._ceilings[key] = self._loader.ceilings(device, numbers, working_set)
+            self._ceilings[key] = self._loader.ceilings(device, precision, working_set)
         if (ceilings := self._ceilings[key]) is not None:
             found["roofline_ns"] = counter.roofline_ns(test, batch, chunk, ceilings)
         return found

@@ -60,7 +60,7 @@ def measure_load(
     *,
     device: str,
     progress: Progress = no_progress,
-    **precision: Unpack[PrecisionOptions],
+    **options: Unpack[PrecisionOptions],
 ) -> tuple[Model, LoadReport]:
     """Loads the model and reads every parameter, in pieces.
 
@@ -75,7 +75,7 @@ def measure_load(
             text=False,
             progress=progress,
             stages=stages,
-            **precision,
+            **options,
         )
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)

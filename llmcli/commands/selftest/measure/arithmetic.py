@@ -22,9 +22,9 @@ from llmcli.config.model import ModelConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.evaluate.rules import rules
-from llmcli.graph.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.graph.graph import Graph
 from llmcli.graph.node import Node
+from llmcli.graph.precision import Precision, in_no_blocks, matrices
 from llmcli.inspect.kernel import Kernel
 from llmcli.kernels import native
 from llmcli.model import Model, dtype_name
@@ -330,10 +330,10 @@ def random_decoder(
 
     With `formats` as a GGUF file is run: float32, keys and values in bfloat16.
     """
-    numbers = Arithmetic.of(dtype_name(dtype))
+    precision = Precision.of(dtype_name(dtype))
     if formats:
-        numbers = Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
-    decoder = Decoder(config, numbers, device="cpu")
+        precision = Precision(dtype="float32", cache="bfloat16", formats=formats)
+    decoder = Decoder(config, precision, device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
@@ -386,7 +386,7 @@ def random_blocks(format: str, rows: int, columns: int, generator: torch.Generat
 
 def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> Decoder:
     """Copy dense weights to a device, rounded to a dtype."""
-    there = Decoder(decoder.config, Arithmetic.of(dtype_name(dtype)), device=device)
+    there = Decoder(decoder.config, Precision.of(dtype_name(dtype)), device=device)
     for name in decoder.weight_names:
         writable(there.weight(name)).copy_(writable(decoder.weight(name)))
     return there

@@ -33,8 +33,8 @@ from llmcli.decoder.decoder import Decoder
 from llmcli.devices import available_bytes
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.families import find
-from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
 from llmcli.graph.memory import memory_need
+from llmcli.graph.precision import Precision, matrices, resolve_precision
 from llmcli.graph.spec import Phase
 from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate
@@ -118,9 +118,9 @@ def measure_selftest(
     memory: list[MemoryResult] = []
     ceilings = None
     if speed:
-        numbers = numbers_on(device, Shape("1B", 1).whole)
+        precision = precision_of(device, Shape("1B", 1).whole)
         ceilings = measure_ceilings(
-            device, numbers, threads=torch.get_num_threads(), progress=progress
+            device, precision, threads=torch.get_num_threads(), progress=progress
         )
         for name, most in _LAYERS["cuda" if device.type == "cuda" else "cpu"].items():
             layers = fitting_layers(name, device, most)
@@ -202,9 +202,9 @@ def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProce
         return subprocess.CompletedProcess(words, 124, "", "")
 
 
-def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
-    """The arithmetic that a bfloat16 checkpoint is run in on that device."""
-    return arithmetic(
+def precision_of(device: torch.device, config: ModelConfig) -> Precision:
+    """The precision in which a bfloat16 checkpoint runs on a device."""
+    return resolve_precision(
         config,
         dtype="auto",
         quantize="auto",
@@ -240,8 +240,8 @@ def measure_shape(
     """
     progress(f"{one.name}: building", 0, 3)
     cuda, config = device.type == "cuda", one.config
-    numbers, context = numbers_on(device, config), PROMPT + TOKENS * (ROUNDS + 1)
-    need = memory_need(planned_run(config, numbers, device, context=context))
+    precision, context = precision_of(device, config), PROMPT + TOKENS * (ROUNDS + 1)
+    need = memory_need(planned_run(config, precision, device, context=context))
     devices.require_memory(
         need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )
@@ -249,7 +249,7 @@ def measure_shape(
     devices.release_freed_memory()
     base = torch.cuda.memory_allocated(device) if cuda else resident_bytes()
     with Peak(device) as peak:
-        model = as_model(Decoder(config, numbers, device=device))
+        model = as_model(Decoder(config, precision, device=device))
         with torch.inference_mode():
             fill([writable(model.decoder.weight(name)) for name in model.decoder.weight_names])
         engine = LlmcliEngine(model, engine_info(model, None))
@@ -279,7 +279,7 @@ def random_peer(one: Shape, ours: Model) -> Transformers | None:
     None where it is not installed or too old, or where there is no memory for its model.
     """
     free = available_bytes(ours.device)
-    if free is not None and free < 1.5 * ours.arithmetic.weight_bytes(one.config):
+    if free is not None and free < 1.5 * ours.precision.weight_bytes(one.config):
         return None
     try:
         transformers = import_transformers()
@@ -315,14 +315,15 @@ def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> Rate
 
     def ceiling() -> float:
         if prefill:
-            return matrix_rate(device, model.arithmetic.products, 0.3).flops_per_s
+            return matrix_rate(device, model.precision.products, 0.3).flops_per_s
         return read_rate(buffer, _READ, 0.2, cached=False)
 
     test = SpeedTest(n_prompt=0, n_gen=TOKENS, n_depth=PROMPT)
     if prefill:
         test = SpeedTest(n_prompt=PROMPT, n_gen=0)
     some, every = (
-        WorkCounter(config=config, numbers=numbers_on(device, config)).work(test, PROMPT, PROMPT)
+        WorkCounter(config=config, precision=precision_of(device, config))
+        .work(test, PROMPT, PROMPT)
         for config in (one.config, one.whole)
     )
     # a step streams weights and cache
@@ -335,7 +336,7 @@ def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> Rate
     return RateResult(
         shape=one.name,
         phase=phase,
-        format=str(model.arithmetic.describe(one.config)["weight_format"]),
+        format=str(model.precision.describe(one.config)["weight_format"]),
         tokens_per_s=test.tokens / median(seconds for _, seconds, *_ in turns) * part,
         share=median(done / seconds / rate for rate, seconds, *_ in turns),
         layers=one.layers,
@@ -349,6 +350,6 @@ def fitting_layers(name: str, device: torch.device, most: int) -> int:
     free = available_bytes(device)
     for layers in range(most, 0, -1):
         config = Shape(name, layers).config
-        if free is None or 2 * numbers_on(device, config).weight_bytes(config) <= free:
+        if free is None or 2 * precision_of(device, config).weight_bytes(config) <= free:
             return layers
     return 0

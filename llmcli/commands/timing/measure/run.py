@@ -87,7 +87,7 @@ class Workload:
         self.model = model
         self.ids = list(ids)
         self.new_tokens = new_tokens
-        self.numbers = model.arithmetic
+        self.precision = model.precision
         self.capacity = len(ids) + new_tokens
         devices.require_memory(
             model.decoder.state_bytes(1, self.capacity),
@@ -185,20 +185,20 @@ class Workload:
         for call, logits in self.calls(phase):
             kind = call.tokens, logits  # the cache changes none of them
             if kind not in found:
-                works = cost_by_part(self.model.config, ((call, logits),), numbers=self.numbers)
+                works = cost_by_part(self.model.config, ((call, logits),), precision=self.precision)
                 found[kind] = {at: work for at, work in works.items() if work.gemv or work.gemm}
             yield found[kind]
 
     @property
     def working_set(self) -> int:
         """Bytes that the last step streams, the weights as they are stored in memory."""
-        return step_bytes(self.model.config, self.capacity, numbers=self.numbers)
+        return step_bytes(self.model.config, self.capacity, precision=self.precision)
 
     @property
     def estimated(self) -> int:
         """Bytes that `info` says of such a run."""
         model = self.model
-        run = planned_run(model.config, self.numbers, model.device, context=self.capacity)
+        run = planned_run(model.config, self.precision, model.device, context=self.capacity)
         tokenizer = 0 if model.tokenizer is None else model.tokenizer.nbytes
         return memory_need(run, tokenizer=tokenizer).together
 
@@ -252,7 +252,8 @@ def time_phase(
 
     def phase() -> PhaseTime:
         marks, order = kept.median, in_order(model)
-        works = cost_by_part(config, workload.calls(name), numbers=workload.numbers, ran=experts)
+        calls, precision = workload.calls(name), workload.precision
+        works = cost_by_part(config, calls, precision=precision, ran=experts)
         run, products = tuple(pieces(marks, model)), [*workload.products(name)]
         parts = part_times(run, works, operations, order)
         totals = over_layers(parts, order)
@@ -303,7 +304,8 @@ def measure_timing(
     fit, NotFinite for logits with a NaN.
     """
     workload = Workload(model, ids, new_tokens)
-    roof = Roofline(ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set)
+    precision, working_set = workload.precision, workload.working_set
+    roof = Roofline(ceilings=ceilings, precision=precision, working_set=working_set)
     found: list[Callable[[], PhaseTime]] = []
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
@@ -329,7 +331,7 @@ def measure_timing(
             checks += memory_check(base, peak, estimated)
         return TimingReport(
             prompt_tokens=len(ids),
-            dtype=workload.numbers.dtype,
+            dtype=precision.dtype,
             stages=tuple(stages),
             phases=tuple(times),
             ceilings=ceilings,
@@ -337,7 +339,7 @@ def measure_timing(
             peak=peak,
             estimated=estimated,
             weight_bytes=model.weight_bytes,
-            working_set=workload.working_set,
+            working_set=working_set,
             machine_load=load,
             checks=checks,
             interrupted=interrupted,
@@ -367,7 +369,7 @@ def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[View
         )
         timed = sum(part.work.flops for part in phase.parts)
         calls = (
-            total_cost(workload.model.config, call, numbers=workload.numbers, logits=logits)
+            total_cost(workload.model.config, call, precision=workload.precision, logits=logits)
             for call, logits in workload.calls(name)
         )
         missing[name] = abs(timed - sum(work.flops for work in calls))

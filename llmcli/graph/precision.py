@@ -1,4 +1,4 @@
-"""The default arithmetic of a model, and its rounding errors. No torch."""
+"""The default precision of a model, and its rounding errors. No torch."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64":
 # integer blocks are defined by their dequantized float32.
 HELD = {dtype: stored for stored, dtype in IN_16_BITS.items()}
 
-# Formats of quantized weights and their scales, which do not determine the arithmetic.
+# Formats of quantized weights and their scales, which do not determine the precision.
 _QUANTIZED = {"F8_E4M3", "F8_E5M2", "I8", "U8"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arithmetic:
-    """A model's arithmetic: `dtype` of activations and dense parameters.
+class Precision:
+    """A model's formats and dtypes: `dtype` of activations and dense parameters.
 
     `cache`: dtype of keys and values. `formats`: of parameters kept in the file's format, by name:
     in 16 bits, or in blocks, for whose products activations are rounded to integers of
-    `activations` (16 or 8) bits. `as_stored`: GPU memory has blocks in the file's layout; products
-    of few rows then do not round activations, and for many rows blocks are dequantized to `dtype`.
+    `activations` (16 or 8) bits. `file_layout`: GPU memory has blocks in the file's layout;
+    products of few rows then do not round activations, and for many rows blocks are dequantized to
+    `dtype`.
     `bf16_dot`: for products with bfloat16 matrices, except head and routers, activations are
     rounded to bfloat16. `portable`: without known vector instructions PyTorch's attention processes
     prompts, from copies of a narrower cache in `dtype`.
@@ -43,14 +44,14 @@ class Arithmetic:
     dtype: str
     cache: str
     formats: Mapping[str, str] = field(default_factory=dict, hash=False)
-    as_stored: bool = False
+    file_layout: bool = False
     bf16_dot: bool = False
     activations: int = 16
     portable: bool = False
 
     @classmethod
-    def of(cls, dtype: str) -> Arithmetic:
-        """Arithmetic entirely in `dtype`."""
+    def of(cls, dtype: str) -> Precision:
+        """Everything in `dtype`."""
         return cls(dtype=dtype, cache=dtype)
 
     @property
@@ -63,9 +64,9 @@ class Arithmetic:
     @property
     def rounds_inputs(self) -> bool:
         """Whether some products round activations to integers."""
-        return not self.as_stored and bool(set(self.formats.values()) - set(HELD))
+        return not self.file_layout and bool(set(self.formats.values()) - set(HELD))
 
-    def given(self, activations: str, cache: str) -> Arithmetic:
+    def given(self, activations: str, cache: str) -> Precision:
         """Apply `--activations` and `--cache-type`, unless `auto`.
 
         Raises UsageError for a cache type that is not narrower than activations.
@@ -84,7 +85,9 @@ class Arithmetic:
 
     def parameters(self, config: ModelConfig) -> tuple[TensorSpec, ...]:
         """Every parameter as stored in memory."""
-        return parameters(config, dtype=self.dtype, formats=self.formats, as_stored=self.as_stored)
+        return parameters(
+            config, dtype=self.dtype, formats=self.formats, file_layout=self.file_layout
+        )
 
     def states(self, config: ModelConfig, *, batch: int, capacity: int) -> tuple[TensorSpec, ...]:
         """States kept between calls, for `capacity` positions."""
@@ -127,7 +130,7 @@ FAST_WIDE = ("avx512", "vnni", "bf16", "amx")
 QUANTIZED = {"int8": ("Q8_0", "Q8_0"), "int4": ("Q4_1", "Q8_0")}
 
 
-def arithmetic(
+def resolve_precision(
     config: ModelConfig,
     *,
     dtype: str,
@@ -137,8 +140,8 @@ def arithmetic(
     bfloat16: bool,
     kernels: str | None,
     packable: Mapping[str, str],
-) -> Arithmetic:
-    """The arithmetic on a `cpu`, `cuda` or `mps` device for `--dtype` and `--quantize`.
+) -> Precision:
+    """The precision on a `cpu`, `cuda` or `mps` device for `--dtype` and `--quantize`.
 
     `stored`, `bfloat16`: see `auto_dtype`. `kernels`: for packed weights
     (`kernels.native.kernels_of`), None without; `packable`: parameters in blocks or 16 bits in the
@@ -181,13 +184,13 @@ def arithmetic(
             formats[name] = tokens if per_token else other
     if quantize == "none":
         formats = {}
-    numbers = Arithmetic(dtype="float32", cache="float16", formats=formats)
-    numbers = replace(numbers, portable=kernels == "portable")
+    precision = Precision(dtype="float32", cache="float16", formats=formats)
+    precision = replace(precision, portable=kernels == "portable")
     if formats and not card:
-        return replace(numbers, bf16_dot=kernels == "bf16")
+        return replace(precision, bf16_dot=kernels == "bf16")
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
-    return replace(numbers, dtype=dtype, cache=dtype, as_stored=bool(formats))
+    return replace(precision, dtype=dtype, cache=dtype, file_layout=bool(formats))
 
 
 def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:
@@ -266,7 +269,7 @@ def rounding(dtype: str) -> float:
 INPUT_ROUNDING = {8: math.sqrt(RUN / 12) / 127, 16: math.sqrt(RUN / 12) / 127 / 256}
 
 
-def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[str]) -> float:
+def stream_noise(config: ModelConfig, precision: Precision, matrices: Iterable[str]) -> float:
     """Estimated RMS change of the final stream by one step's roundings, relative to its norm.
 
     Rather too large than too small. The roundings are of:
@@ -287,8 +290,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     weights in float32 (1024 tokens in 4 parts): 0.026, which is 0.18 of the estimate, and at most
     0.079.
     """
-    dtype = numbers.dtype
-    specs = [spec for spec in _written(config, numbers) if spec.dtype != "int64"]
+    dtype = precision.dtype
+    specs = [spec for spec in _written(config, precision) if spec.dtype != "int64"]
     names = {spec.name for spec in specs}
     # views are not rounded again
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]
@@ -297,20 +300,20 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     entering = {op.fused or name for name, op in products if nodes[op.source].wide}
     squares += [rounding(dtype) ** 2] * len(entering)
     if dtype in HELD:
-        dequantized = numbers.formats.values() if numbers.as_stored else ()
+        dequantized = precision.formats.values() if precision.file_layout else ()
         every = (*matrices, *dequantized)
         squares += [rounding(dtype) ** 2 for stored in every if stored != HELD[dtype]]
-    squares += _inputs_rounded(config, numbers)
+    squares += _inputs_rounded(config, precision)
     wide = "float64" if dtype == "float64" else "float32"
     squares += [spec.flops_full / (2 * spec.count) / 2 * rounding(wide) ** 2 for spec in specs]
     return math.sqrt(sum(squares))
 
 
-def _inputs_rounded(config: ModelConfig, numbers: Arithmetic) -> list[float]:
+def _inputs_rounded(config: ModelConfig, precision: Precision) -> list[float]:
     """Squared roundings of product inputs; each input is rounded once."""
-    if numbers.as_stored:
+    if precision.file_layout:
         return []
-    formats = dict(numbers.formats)
+    formats = dict(precision.formats)
     if config.head.tied and "embed.W" in formats:
         formats["head.W"] = formats["embed.W"]
     blocks, narrowed = set(), set()
@@ -318,19 +321,19 @@ def _inputs_rounded(config: ModelConfig, numbers: Arithmetic) -> list[float]:
         if isinstance(node.op, Project) and node.op.weight in formats:
             if (format := formats[node.op.weight]) not in HELD:
                 blocks.add(node.op.source)
-            elif format == "bfloat16" and numbers.bf16_dot and node.op.weight != "head.W":
+            elif format == "bfloat16" and precision.bf16_dot and node.op.weight != "head.W":
                 narrowed.add(node.op.source)
-    square = INPUT_ROUNDING[numbers.activations] ** 2
+    square = INPUT_ROUNDING[precision.activations] ** 2
     return [square] * len(blocks) + [rounding("bfloat16") ** 2] * len(narrowed)
 
 
-def logits_dtype(config: ModelConfig, numbers: Arithmetic) -> str:
+def logits_dtype(config: ModelConfig, precision: Precision) -> str:
     """The dtype to which the head's product is rounded."""
-    specs = _written(config, numbers)
-    return next(spec.dtype or numbers.dtype for spec in specs if spec.name == "logits_raw")
+    specs = _written(config, precision)
+    return next(spec.dtype or precision.dtype for spec in specs if spec.name == "logits_raw")
 
 
-def _written(config: ModelConfig, numbers: Arithmetic) -> tuple[TensorSpec, ...]:
+def _written(config: ModelConfig, precision: Precision) -> tuple[TensorSpec, ...]:
     """The activations of a step of one token."""
-    call = Call(batch=1, tokens=1, past=1, phase="decode", dtype=numbers.dtype, cache=numbers.cache)
+    call = precision.call(Call(batch=1, tokens=1, past=1, phase="decode"))
     return plan(config, call, logits="last").written
