@@ -139,9 +139,9 @@ def _help_of(words: Sequence[str]) -> str:
 def _unknown(name: str, commands: Sequence[str]) -> UsageError:
     """For what is neither a topic nor a command."""
     close = get_close_matches(name.lower(), [*SPELLINGS, *commands], 1)
-    named = [SPELLINGS[one].name if one in SPELLINGS else one for one in close]
+    meant = [f"llmcli help {SPELLINGS[one].name if one in SPELLINGS else one}" for one in close]
     otherwise = f"the topics are {', '.join(TOPICS)}; `llmcli help` lists the commands, too"
-    hint = did_you_mean([f"llmcli help {one}" for one in named], otherwise)
+    hint = did_you_mean(meant, otherwise)
     return UsageError(f"unknown topic or command `{name}`", hint=hint)
 
 

@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.records.numbers import counted, did_you_mean
+from llmcli.records.numbers import counted
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
     Export,
@@ -195,7 +195,7 @@ def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Tar
     spaced = tokenizer.encode(f" {token}", add_bos=False)
     raise UsageError(
         f"`--target {text}` is {len(ids)} tokens, not one" + (f": {split}" if ids else ""),
-        hint=did_you_mean([f'--target " {token}"']) + " a word in a text begins with its space"
+        hint=f'did you mean `--target " {token}"`? a word in a text begins with its space'
         if len(spaced) == 1 and token
         else "give one of them; a word in a text usually begins with its space",
     )
