@@ -109,13 +109,13 @@ class Project(Contraction[ops.Project]):
         first, x = at - at % RUN, float(row_K[at])
         largest_x = float(row_K[first : first + RUN].abs().max())
         by = 127 if bits == 8 else 127 * 256
-        step = largest_x / by  # Δ: d is the width
+        d = largest_x / by
         row, run = self.cell(self.op.source, token, "i"), f"i = {first} … {first + RUN - 1}"
         read = f"{self.cell(self.op.source, token, at)} in {bits} bits"
-        parts = (x, x / step, float(round(seen / step))) if step else (x, 0.0, 0.0)
+        parts = (x, x / d, float(round(seen / d))) if d else (x, 0.0, 0.0)
         return (
-            fact(f"Δ = max |{row}| / {by} over {run} = {{}} / {by}", step, largest_x),
-            fact(f"{read}: {{}} / Δ = {{}} is rounded, {{}} · Δ", seen, *parts),
+            fact(f"δ = max |{row}| / {by} over {run} = {{}} / {by}", d, largest_x),
+            fact(f"{read}: {{}} / δ = {{}} is rounded, {{}} · δ", seen, *parts),
         )
 
 
