@@ -36,8 +36,8 @@ _WIDTH_OF_FEW = 0.36  # of single numbers, as in norms and biases: 10⁴ times a
 _IMPLAUSIBLE = math.log(1e4)  # of log ρ beyond nine tenths of the blocks
 _SAMPLE = 4096  # blocks, evenly spaced, whose ρ stands for that of all
 _LARGEST = 1e15  # 32 squares of such are finite in float32
-_HOLE = 8  # blocks of zeros in a row, as a page or sector that was never written leaves them
-_HOLES = 8  # more of them, or in more than a sixteenth of the rows, are the model's own
+_HOLE = 31  # blocks of zeros in a row: as many of float32 are within any page of 4096 bytes
+_HOLES = 8  # more runs of zeros, or more than a sixteenth of the rows, are the model's own
 _PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
 
@@ -56,10 +56,12 @@ def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
     return replace(numbers, first_bad=(*bad[:-2], *bad[:-3:-1]))
 
 
-def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, list[str]] | None:
+def stored_numbers(
+    checkpoint: Checkpoint, info: TensorInfo
+) -> tuple[Numbers, list[str], list[str]] | None:
     """Statistics of a tensor as it is stored (a scale beside it left out), read in pieces.
 
-    And the places of blocks of outliers, where all numbers are real and finite. None
+    And the places of blocks of outliers, and of holes, where all numbers are real and finite. None
     for a format that has no decoder. Raises CheckpointError where the file has changed.
     """
     if not readable(info.format):
@@ -75,9 +77,13 @@ def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, l
             outliers.add(part)
     shape = (*info.shape, 2) if info.format == "C64" else info.shape
     numbers = _numbers(found, shape)
-    odd = outliers.found() if real and numbers.finite == numbers.count else []
-    places = [",".join(map(str, np.unravel_index(first, shape))) for first in odd]
-    return numbers, [f"`{info.name}[{place}]`" for place in places]
+    if not real or numbers.finite < numbers.count:
+        return numbers, [], []
+    odd, holes = (
+        [f"`{info.name}[{','.join(map(str, np.unravel_index(at, shape)))}]`" for at in places]
+        for places in (outliers.found(), outliers.holes())
+    )
+    return numbers, odd, holes
 
 
 def readable(format: str) -> bool:
@@ -122,8 +128,7 @@ class Outliers:
     multiplied as R. A. Fisher does: P(−log p₁p₂ > x) = (1 + x)·exp(−x). A block is an outlier where
     fewer than `_EXPECTED` of the tensor's are expected to be like it, unless most of its row are.
     So is any block whose ρ is 10⁴ times what nine tenths of the tensor's stay below: many wrong
-    blocks would be alike, and their own measure. And so are zeros that are not whole rows, as of
-    tokens that never occur, nor in many rows, as where columns were pruned.
+    blocks would be alike, and their own measure.
     """
 
     def __init__(self, count: int, columns: int) -> None:
@@ -139,7 +144,7 @@ class Outliers:
         self._zero = torch.zeros(1, dtype=torch.bool)  # whether the last block was
         self._turns: list[Tensor] = []  # blocks where zeros begin, and end
         aligned = self._size > 1 and columns % self._size == 0
-        self._holes = min(_HOLES, count // columns // 16) if aligned else 0
+        self._most_runs = min(_HOLES, count // columns // 16) if aligned else 0
 
     def add(self, part: Tensor) -> None:
         """Add numbers, in whole blocks but for the last; what is not finite counts as large."""
@@ -192,15 +197,23 @@ class Outliers:
         usual = torch.cat(self._sample).quantile(0.9, interpolation="lower")
         if not few and bool(usual.isfinite()):
             odd |= self._kept[0] > usual + _IMPLAUSIBLE
-        return sorted((torch.cat((which[odd], self._zeros())) * self._size).tolist())
+        return sorted((which[odd] * self._size).tolist())
 
-    def _zeros(self) -> Tensor:
-        """The first block of each run of zeros that begins or ends within a row."""
-        turns = torch.cat(self._turns)
-        turns = torch.cat((turns, turns.new_tensor([self._blocks] * (len(turns) % 2)))).view(-1, 2)
-        long = (turns.diff() >= _HOLE).view(-1) & (turns % max(1, self._in_a_row)).any(1)
-        few = int(long.sum()) <= self._holes and 2 * int(turns.diff().sum()) < self._blocks
-        return turns[long & few, 0]
+    def holes(self) -> list[int]:
+        """The first number of each run of zeros as parts of a file that were never written have.
+
+        Such a run begins within a row, and does more than fill that row up, as padding does. None
+        where runs other than whole rows (tokens that never occur) are many: weights were pruned.
+        """
+        if not self._most_runs:
+            return []
+        turns, row = torch.cat(self._turns), self._in_a_row
+        turns = torch.cat((turns, turns.new_tensor([self._blocks] * (len(turns) % 2))))
+        begin, end = turns.view(-1, 2).T
+        length, apart = end - begin, (begin % row > 0) & ((end % row > 0) | (end - begin > row))
+        runs = int((begin % row + end % row > 0).sum())
+        few = runs <= self._most_runs and 2 * int(length.sum()) < self._blocks
+        return (begin[apart & (length >= _HOLE) & few] * self._size).tolist()
 
     def _rarity(self, values: Tensor, width: float) -> Tensor:
         """−log of the share of blocks that are expected beyond each value."""
