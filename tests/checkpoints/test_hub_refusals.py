@@ -10,6 +10,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from itertools import chain, count, repeat
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from unittest.mock import DEFAULT, Mock
 
@@ -523,7 +524,9 @@ def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
     hub.answers[place] = Answer(method=method, drip=drip)
     with monkeypatch.context() as patched:
         patched.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
+        began = perf_counter()
         refused(NetworkError, "does not end")
+        assert 0.6 <= perf_counter() - began < 5
         patched.setattr("llmcli.checkpoints.hub.client._LEAST", 1)
         if place == "/api/models/":  # read into memory: to be whole in time, however it comes
             refused(NetworkError, "does not end")

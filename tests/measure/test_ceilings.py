@@ -123,6 +123,7 @@ def test_a_dtype_is_measured_once_and_products_with_packed_weights_too(
 ):
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB))
     found = measure_ceilings(CPU, precision, threads=1, working_set=MIB, seconds=0.05)
+    assert found.dtype == precision.dtype
     assert [rate.dtype for rate in found.matrices] == dtypes
     assert found.matrices[0].way in ways
     assert found.matrices[0].flops_per_s > 0

@@ -159,11 +159,10 @@ def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
                 answer.set_exception(error)
 
         threading.Thread(target=ask, daemon=True).start()
-        patience = _patience(request)
-        for _ in range(10):  # a stopped process loses one part
-            if wait([answer], patience / 10).done:
-                return answer.result()
-        raise _endless()
+        parts = 10 * [_patience(request) / 10]  # a process that is stopped loses only one of them
+        if not any(wait([answer], part).done for part in parts):
+            raise _endless()
+        return answer.result()
 
     return hasty
 
