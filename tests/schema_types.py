@@ -32,8 +32,8 @@ from llmcli.commands.attention.report import LayerReport, LayerStates
 from llmcli.commands.score.report import Comparison, Score
 from llmcli.records.document import member_metadata
 from llmcli.records.machine import Ceilings, Environment, MachineLoad
+from llmcli.records.ranges import Range
 from llmcli.records.text import Generated
-from llmcli.shell.params import Range
 from llmcli.shell.prompts import Prompt
 
 FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"

@@ -98,7 +98,7 @@ def test_ops_read_what_comes_before_them_and_every_parameter(name):
         used |= values - {None}
     tied = {"head.W"} if MODELS[name].head.tied else set()
     assert used - tied == set(graph.parameters)
-    assert all(parameter.makes in graph for parameter in graph.parameters.values())
+    assert all(parameter.output in graph for parameter in graph.parameters.values())
     assert all(state.holds in graph for state in graph.states.values())
 
 

@@ -114,7 +114,7 @@ def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
     order = list(nodes)
     assert name in wrong(model, {one: nodes[one] for one in order[: order.index(name) + 1]})
     first = name
-    if nodes[name].shown:  # nothing follows from it
+    if nodes[name].tap_only:  # nothing follows from it
         first = None
     elif not Graph(model.config).written(name):  # the map, of which z is made
         first = f"{name.rpartition('.')[0]}.z"

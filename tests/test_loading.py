@@ -30,7 +30,7 @@ from llmcli.kernels import native
 from llmcli.loading import weights
 from llmcli.loading.load import load, load_shapes
 from llmcli.nn.parameters import Parameters
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 
 
 def test_every_tensor_is_in_a_slot(tmp_path):
@@ -286,7 +286,7 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
 
 def test_the_ledger_says_to_which_dtype_wide_ones_were_converted(folder):
     model, report = measure_load(
-        open_checkpoint(folder), Stages(), device="cpu", dtype="bfloat16", quantize="auto"
+        open_checkpoint(folder), LoadTimings(), device="cpu", dtype="bfloat16", quantize="auto"
     )
     assert report.ok
     assert report.bytes.weights == model.weight_bytes

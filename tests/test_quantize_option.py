@@ -18,7 +18,7 @@ from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.prepare.prepared import quantize_without_effect
 from llmcli.records.info import Device
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.weights.packed import Packed
 
 both = pytest.mark.parametrize("quantized", ["int8", "int4"])
@@ -76,7 +76,7 @@ def test_every_matrix_is_its_own_numbers_quantized(path, quantized):
 @both
 def test_what_is_said_of_it(path, quantized):
     model, report = measure_load(
-        open_checkpoint(path), Stages(), device="cpu", dtype="auto", quantize=quantized
+        open_checkpoint(path), LoadTimings(), device="cpu", dtype="auto", quantize=quantized
     )
     assert report.ok, report
     about = model.describe()
@@ -116,7 +116,7 @@ def test_what_no_block_holds_is_told(tmp_path, quantized, value):
     tensors = llama_tensors()
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
     _, report = measure_load(
-        open_checkpoint(write_llama(tmp_path / "m", tensors)), Stages(), device="cpu",
+        open_checkpoint(write_llama(tmp_path / "m", tensors)), LoadTimings(), device="cpu",
         dtype="auto", quantize=quantized,
     )  # fmt: skip
     assert "blocks.1.mlp.W_up" in report.not_finite

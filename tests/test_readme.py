@@ -20,8 +20,8 @@ from llmcli.errors import LlmcliError
 from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS, PLAIN
 from llmcli.records.attention import LABELS, METRICS, MOST_RANKED
+from llmcli.records.ranges import SAMPLING
 from llmcli.shell.exits import run
-from llmcli.shell.sampling import RANGES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def test_sampling_is_told_as_it_is():
     """Ranges and defaults of the options, and what the range means."""
     told = {cells[0]: cells for cells in rows(TEXTS["sampling"], "option")}
     defaults = Sampling()
-    for name, limits in RANGES.items():
+    for name, limits in SAMPLING.items():
         cells = next(c for head, c in told.items() if f"--{name.replace('_', '-')}`" in head)
         assert float(cells[2]) == getattr(defaults, name)
         said = {
@@ -99,7 +99,7 @@ def test_sampling_is_told_as_it_is():
         }.get(cells[1])
         assert said is None or said == (limits.low, limits.high, limits.above)
         assert said is not None or cells[1] == "any"
-    assert len(told) == len(RANGES)
+    assert len(told) == len(SAMPLING)
 
 
 def test_exit_codes_are_those_of_the_errors():

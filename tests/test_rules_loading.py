@@ -42,7 +42,7 @@ from llmcli.loading import filling
 from llmcli.loading.weights import check_fit, load_weights
 from llmcli.measure.machine import cpu
 from llmcli.prepare.prepared import prepare
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.weights.dense import Dense
 
 H, B = "model.layers.{layer}", "blocks.{layer}"
@@ -219,7 +219,7 @@ def test_each_placeholder_has_its_own_range_and_the_ledger_folds_them(tmp_path, 
     family(*ITEMS)
     checkpoint = open_checkpoint(write(tmp_path, with_items()))
     model, report = measure_load(
-        checkpoint, Stages(), device="cpu", dtype="float32", quantize="auto"
+        checkpoint, LoadTimings(), device="cpu", dtype="float32", quantize="auto"
     )
     slots = parameters_of(model.decoder)
     assert all(torch.equal(slots[k], v) for k, v in parameters_of(plain.decoder).items())
@@ -227,7 +227,7 @@ def test_each_placeholder_has_its_own_range_and_the_ledger_folds_them(tmp_path, 
     entry = next(e for e in model.ledger.entries if e.parameter == "blocks.1.mlp.W_up[47]")
     assert entry.source == "model.layers.1.mlp.experts.47.up.weight"
     assert (entry.filled, entry.bytes) == ((32,), 128)
-    for found in (report, check_files(checkpoint, Stages())):
+    for found in (report, check_files(checkpoint, LoadTimings())):
         assert found.ok, found.checks
         row = next(row for row in found.rows if "experts" in row.source)
         assert row.parameter == "blocks.{0-1}.mlp.W_up[{0-47}]"
@@ -236,7 +236,7 @@ def test_each_placeholder_has_its_own_range_and_the_ledger_folds_them(tmp_path, 
         assert row.numbers.count == 2 * 48 * 32
     one_other = with_items()
     one_other["model.layers.1.mlp.experts.7.up.weight"] = torch.ones(32, dtype=torch.bfloat16)
-    rows = check_files(open_checkpoint(write(tmp_path, one_other)), Stages()).rows
+    rows = check_files(open_checkpoint(write(tmp_path, one_other)), LoadTimings()).rows
     assert sorted(row.parameter for row in rows if "experts" in row.source) == [
         "blocks.0.mlp.W_up[{0-47}]", "blocks.1.mlp.W_up[7]", "blocks.1.mlp.W_up[{0-6,8-47}]",
     ]  # fmt: skip
@@ -308,7 +308,7 @@ def test_a_tensor_of_a_part_that_the_model_has_not_is_surplus_in_every_view(tmp_
     assert model.ledger.surplus == (name,)
     assert torch.equal(model.decoder(prompt), plain(prompt))
     checkpoint = open_checkpoint(tmp_path)
-    report = check_files(checkpoint, Stages())
+    report = check_files(checkpoint, LoadTimings())
     assert (report.ok, report.fault) == (True, None)
     info = measure_info(checkpoint, [cpu()])
     assert info.surplus == (name,)
@@ -414,7 +414,7 @@ def test_no_second_copy_of_a_stack(tmp_path, op):
     if isinstance(op.op, Transpose):
         stored = stored.mT
     right = stored.mT if isinstance(op.op, Transpose) else stored[:, :512]
-    slot, stages = torch.empty(right.shape), Stages()
+    slot, stages = torch.empty(right.shape), LoadTimings()
     checkpoint = open_checkpoint(save(tmp_path, w=stored))
     with Live() as live:
         filling.fill(Dense(slot), checkpoint, Load("w", "w", (op,)), stages)

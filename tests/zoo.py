@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmcli.commands.selftest.measure.models import (  # noqa: F401
+from llmcli.config.attention import AttentionConfig, KeysValues, RopeConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
+from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.formats import PACKED as BLOCK
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig, sequential
+from llmcli.config.ple import PleConfig
+from llmcli.config.samples import (  # noqa: F401
     ATTENTION,
     BLOCKS,
     CONFIGS,
@@ -35,15 +44,6 @@ from llmcli.commands.selftest.measure.models import (  # noqa: F401
     ssm,
     stretched,
 )  # fmt: skip
-from llmcli.config.attention import AttentionConfig, KeysValues, RopeConfig
-from llmcli.config.delta import DeltaConfig
-from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.config.experts import ExpertsConfig, SharedConfig
-from llmcli.config.formats import PACKED as BLOCK
-from llmcli.config.latent import LatentConfig
-from llmcli.config.mlp import MlpConfig
-from llmcli.config.model import ModelConfig, sequential
-from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.families import find
 from llmcli.graph.precision import in_no_blocks, matrices

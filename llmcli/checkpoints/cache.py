@@ -149,21 +149,33 @@ class Inventory:
 
 def _scan(path: Path) -> CachedRepository:
     """The repository at `path`. Never raises: a read error becomes its `problem`."""
-    # one by one: `scan_cache_dir` lists nothing if one file cannot be read
     from huggingface_hub.errors import CorruptedCacheException
-    from huggingface_hub.utils._cache_manager import _scan_cached_repo
 
     name = path.name.removeprefix(PREFIX).replace("--", "/")
     if os.path.isdir(path) and not os.path.lexists(path / "snapshots"):
         return CachedRepository(name=name, path=path)  # a download that has just begun
     try:
         _check(path)
-        return CachedRepository(name=name, path=path, scanned=_within(_scan_cached_repo(path)))
+        return CachedRepository(name=name, path=path, scanned=_within(_scanned(path)))
     except (OSError, ValueError, CorruptedCacheException) as error:
         text = why(error) if isinstance(error, OSError) else str(error)
         return CachedRepository(
             name=name, path=path, problem=shown(text[:1].lower() + text[1:], 300)
         )
+
+
+def _scanned(path: Path) -> CachedRepoInfo:
+    # one by one: `scan_cache_dir` lists nothing if one file cannot be read, and takes all again
+    try:
+        from huggingface_hub.utils._cache_manager import _scan_cached_repo
+    except ImportError:  # it is private, and another version may not have it
+        from huggingface_hub import scan_cache_dir
+
+        found = {one.repo_path.name: one for one in scan_cache_dir(path.parent).repos}
+        if path.name not in found:
+            raise ValueError("huggingface_hub cannot read it") from None
+        return found[path.name]
+    return _scan_cached_repo(path)
 
 
 def _check(repository: Path) -> None:

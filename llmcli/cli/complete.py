@@ -67,20 +67,17 @@ def lines(shell: str, words: Sequence[str]) -> Iterator[str]:
         for value, text in described.items()
         if value.startswith((word, f"./{word}"))  # a folder where a model is named
     }
+    end = "part" if kind == "list" or any(one.endswith(CONTINUED) for one in fit) else "words"
     if shell == "bash":
-        yield "files" if kind in ("files", "paths") else _end(kind, fit)
+        yield "files" if kind in ("files", "paths") else end
         yield from (value.rstrip("/") for value in fit)
     elif shell == "zsh":
-        yield "files" if kind == "paths" else _end(kind, fit)
+        yield "files" if kind == "paths" else end
         for value, text in fit.items():
             escaped = value.replace("\\", "\\\\").replace(":", "\\:")
             yield f"{escaped}:{text}" if text else escaped
     else:
         yield from (f"{value}\t{text}".rstrip("\t") for value, text in fit.items())
-
-
-def _end(kind: str, found: Iterable[str]) -> str:
-    return "part" if kind == "list" or any(one.endswith(CONTINUED) for one in found) else "words"
 
 
 def split_words(words: Sequence[str], *, bash: bool) -> tuple[list[str], str, str, int]:
@@ -116,7 +113,7 @@ def candidates(line: Sequence[str], word: str) -> Found:
     if at is None:
         if word.startswith("-"):
             return "words", _options(top, context, line)
-        return "words", {name: top.entries[name].summary for name in top.list_commands(context)}
+        return "words", {name: entry.summary for name, entry in top.entries.items()}
     name, after = top.named(line[at:])
     nested = {one: entry for one, entry in top.nested.items() if one.split()[0] == name}
     command = top.get_command(context, name)

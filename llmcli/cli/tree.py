@@ -108,10 +108,6 @@ class Root(OurHelp, TyperGroup):
     nested = NESTED
     configured = (*ENTRIES, *NESTED)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all commands, in the order of the help."""
-        return list(self.entries)
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Imports the module of that command; None for a name that does not exist."""
         entry = self.entries.get(cmd_name) or self.nested.get(cmd_name)

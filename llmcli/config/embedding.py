@@ -38,7 +38,7 @@ class EmbeddingConfig:
     per_layer: LayerEmbeddingConfig | None = None
 
     @property
-    def adds(self) -> tuple[str, ...]:
+    def residual_updates(self) -> tuple[str, ...]:
         """The tensors whose sum enters the first block."""
         token = "embed" if self.norm is None else "embed_norm.out"
         return (token,) if self.positions is None else (token, "pos_embed")

@@ -90,7 +90,7 @@ class Branch:
         kind = part_of(config.part)
         self.mixer: Mixer | None = self.part if kind.mixes else None
         self.reads_stream = kind.reads_stream(config.part)
-        self.adds_norm = names.adds == f"{names.post}.out"  # emitted by the norm
+        self.adds_norm = names.residual_update == f"{names.post}.out"  # emitted by the norm
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor) -> Tensor:
         """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
@@ -101,15 +101,15 @@ class Branch:
             out = self.part(x_BTD, step, stream_BTD)
         else:
             out = self.part(x_BTD, step)
-        if names.makes != names.adds:
-            out = step.emit(names.makes, out)
+        if names.output != names.residual_update:
+            out = step.emit(names.output, out)
         if self.post_norm is not None:
             out = self.post_norm.observed(out, step)
         if self.adds_norm:
             return out
         if multiplier != 1:
             out = scale(out, multiplier)
-        return step.emit(names.adds, out)
+        return step.emit(names.residual_update, out)
 
 
 class Block:
@@ -167,8 +167,8 @@ class Block:
             if (summed := names.summed) is not None:
                 out_BTD = step.emit(summed.sum, out_BTD)
                 out_BTD = self.sum_norms[summed.sum].observed(out_BTD, step)
-                out_BTD = add(x_BTD, step.emit(names.adds[0], out_BTD))
+                out_BTD = add(x_BTD, step.emit(names.residual_updates[0], out_BTD))
             if names is self.sublayers[-1][0]:
                 out_BTD = self._scaled(out_BTD)
-            x_BTD = step.emit(names.leaves, out_BTD)
+            x_BTD = step.emit(names.stream_out, out_BTD)
         return x_BTD

@@ -361,9 +361,9 @@ def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
                 hint="`llmcli shapes` lists the activations of a model",
             )
         node = nodes[edit.name]
-        if edit.name not in used or node.shown or edit.name in model.derived([edit.name]):
+        if edit.name not in used or node.tap_only or edit.name in model.derived([edit.name]):
             before = (node.shares,) if node.shares in nodes else node.op.inputs
-            before = tuple(name for name in before if not nodes[name].shown)
+            before = tuple(name for name in before if not nodes[name].tap_only)
             made_of = " or ".join(f"`{name}`" for name in before)
             raise UsageError(
                 f"`{edit.name}` is only shown, nothing is computed from it: it cannot be edited",

@@ -20,15 +20,15 @@ from torch import Tensor
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.ops import compiled
+from llmcli.records.ranges import SAMPLING, Range
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling settings with the command line's defaults. `seed` ≥ 0.
+    """Sampling settings with the command line's defaults. UsageError outside `SAMPLING`'s ranges.
 
-    `temperature` ≥ 0 (0 is greedy); `top_k` ≥ 0 (0 is off); `top_p` in (0, 1]; `min_p` in
-    [0, 1]; `repetition_penalty` > 0 over prompt and output; `presence_penalty` and
-    `frequency_penalty` any number, over the output. Other values raise UsageError.
+    A `temperature` of 0 is greedy, a `top_k` of 0 off. `repetition_penalty` is over prompt and
+    output, `presence_penalty` and `frequency_penalty` over the output.
     `suppress_tokens` are never chosen, `begin_suppress_tokens` not as the first token.
     """
 
@@ -44,15 +44,10 @@ class Sampling:
     begin_suppress_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
-        _require(self.top_k >= 0, "top-k", self.top_k, "0 (off) or more")
-        _require(0 < self.top_p <= 1, "top-p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min-p", self.min_p, "between 0 and 1")
-        penalty = self.repetition_penalty
-        _require(penalty > 0, "repetition-penalty", penalty, "above 0 (1 is off)")
-        _require(True, "presence-penalty", self.presence_penalty, "a finite number")
-        _require(True, "frequency-penalty", self.frequency_penalty, "a finite number")
-        _require(self.seed >= 0, "seed", self.seed, "0 or more")
+        for name, range in {**SAMPLING, "seed": Range(0)}.items():
+            if (value := getattr(self, name)) not in range:
+                given = f"--{name.replace('_', '-')} {value}"
+                raise UsageError(f"`{given}` is out of range", hint=f"it must be {range}")
 
     @property
     def greedy(self) -> bool:
@@ -66,11 +61,6 @@ class Sampling:
         if not known:
             return logits
         return logits.index_fill(1, torch.tensor(known, device=logits.device), -math.inf)
-
-
-def _require(holds: bool, option: str, value: float, range: str) -> None:
-    if not (holds and math.isfinite(value)):
-        raise UsageError(f"`--{option} {value}` is out of range", hint=f"it must be {range}")
 
 
 def choose(

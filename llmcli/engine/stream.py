@@ -19,7 +19,6 @@ from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session, make_room
 from llmcli.engine.speculation import Speculation, decode
-from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
 
@@ -81,7 +80,6 @@ def stream(
     _check_numbers(limit=1 if limit is None else limit, samples=request.samples, capacity=room)
     if logprobs is not None and logprobs < 0:
         raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")
-    StopMatcher(request.stop)
     _check_prompts(prompts, model.config.vocab, room)
     outputs = _outputs(model, request, room)
     sampler = Sampler(

@@ -240,7 +240,7 @@ def _shown_from(rules: Mapping[str, Rule[Any]], name: str) -> Iterator[str]:
 
 
 def _is_shown(rules: Mapping[str, Rule[Any]], name: str) -> bool:
-    return name in rules and rules[name].node.shown
+    return name in rules and rules[name].node.tap_only
 
 
 def _shared(group: int, head: int) -> str:

@@ -14,32 +14,32 @@ from llmcli.families.draft import Draft
 from llmcli.families.names import QWEN, Names
 from llmcli.families.record import family
 from llmcli.families.rope import scores_yarn_from_gguf, scores_yarn_from_hf
-from llmcli.families.values import MOST, Values
+from llmcli.families.values import LIMITS, ConfigReader
 
 _NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, independent of `rms_norm_eps`
 
 
-def _dense(values: Values, layers: int) -> list[bool]:
+def _dense(values: ConfigReader, layers: int) -> list[bool]:
     """Whether each layer has a dense feed-forward instead of experts."""
     if values.has("mlp_layer_types"):
         expected = "`dense` or `sparse` for each layer"
         kinds = values.each("mlp_layer_types", layers, ("dense", "sparse"), expected)
         return [one == "dense" for one in kinds]
-    first = values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
-    step = values.integer("moe_layer_freq", 1, most=MOST["layers"])
+    first = values.integer("first_k_dense_replace", 1, least=0, most=LIMITS["layers"])
+    step = values.integer("moe_layer_freq", 1, most=LIMITS["layers"])
     return [layer < first or layer % step > 0 for layer in range(layers)]
 
 
-def _lengths(values: Values) -> tuple[str, str]:
+def _lengths(values: ConfigReader) -> tuple[str, str]:
     """The keys of a head's length and of its values' length."""
     keys = "attention.key_length", "attention.value_length"
     later = f"{keys[0]}_mla", f"{keys[1]}_mla"
     return later if values.has(later[0]) else keys
 
 
-def _rotated_metadata(values: Values) -> dict[str, Any]:
+def _rotated_metadata(values: ConfigReader) -> dict[str, Any]:
     heads, keys = values.raw("attention.head_count"), ("key_length", "value_length")
-    rotated = values.integer("rope.dimension_count", most=MOST["head_dim"])
+    rotated = values.integer("rope.dimension_count", most=LIMITS["head_dim"])
     return {"attention.head_count_kv": heads, **{f"attention.{key}": rotated for key in keys}}
 
 
@@ -100,7 +100,7 @@ def deepseek(m: Draft) -> None:
     if m.hf:
         if not values.flag("rope_interleave", True):
             raise UnsupportedModel("`rope_interleave` = `false` is not supported")
-        content = values.integer("qk_nope_head_dim", most=MOST["head_dim"])
+        content = values.integer("qk_nope_head_dim", most=LIMITS["head_dim"])
         factor, keys = scores_yarn_from_hf(values), ("q_lora_rank", "kv_lora_rank", "v_head_dim")
         second = m.kind == "deepseek_v2"
         m.ffn = [
@@ -109,7 +109,7 @@ def deepseek(m: Draft) -> None:
         ]
     else:
         length, value = _lengths(values)
-        content = values.integer(length, least=rope.dims + 1, most=MOST["head_dim"]) - rope.dims
+        content = values.integer(length, least=rope.dims + 1, most=LIMITS["head_dim"]) - rope.dims
         rope, factor = scores_yarn_from_gguf(rope, values)
         keys = ("attention.q_lora_rank", "attention.kv_lora_rank", value)
         experts = next((one for one in m.ffn if isinstance(one, ExpertsConfig)), None)
@@ -117,15 +117,15 @@ def deepseek(m: Draft) -> None:
         m.others["model_type"] = "deepseek_v2" if second else "deepseek_v3"
     query_rank = None
     if values.has(keys[0]):
-        query_rank = values.integer(keys[0], most=MOST["width"])
+        query_rank = values.integer(keys[0], most=LIMITS["width"])
     attention = LatentConfig(
         heads=m.attention[0].heads,
         content=content,
         query_rank=query_rank,
         rope=rope,
         norm=_NORM,
-        rank=values.integer(keys[1], most=MOST["width"]),
-        value_dim=values.integer(keys[2], most=MOST["head_dim"]),
+        rank=values.integer(keys[1], most=LIMITS["width"]),
+        value_dim=values.integer(keys[2], most=LIMITS["head_dim"]),
         scale=(content + rope.dims) ** -0.5 * factor,
         bias=m.hf and values.flag("attention_bias", False),
     )
@@ -153,7 +153,7 @@ def glm4_moe(m: Draft) -> None:
     """
     if not m.hf:
         return
-    dense = m.values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
+    dense = m.values.integer("first_k_dense_replace", 1, least=0, most=LIMITS["layers"])
     normed = m.values.flag("use_qk_norm", False)
     m.set_attention(out_bias=False, qk_norm=m.norm if normed else None)
     m.ffn[dense:] = [mixture.read_deepseek(m.values, mlp.activation) for mlp in m.ffn[dense:]]

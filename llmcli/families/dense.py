@@ -16,7 +16,7 @@ from llmcli.families.read import GGUF_READS, hf_rotated, hf_slides, hf_window
 from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type, yarn_as_written
 from llmcli.families.unsupported import needs
-from llmcli.families.values import MOST, Values
+from llmcli.families.values import LIMITS, ConfigReader
 
 
 @family("""
@@ -59,7 +59,7 @@ def phi3(m: Draft) -> None:
         window = hf_window(m.values)
     else:  # 0 is none
         key = "attention.sliding_window"
-        window = m.values.integer(key, 0, least=0, most=MOST["positions"]) or None
+        window = m.values.integer(key, 0, least=0, most=LIMITS["positions"]) or None
     m.set_attention(window=window)
 
 
@@ -126,7 +126,7 @@ def smollm3(m: Draft) -> None:
     GGUF files do not record which layers lack RoPE, and llama.cpp has no windows here.
     """
     values, count = m.values, len(m.attention)
-    rotated = hf_rotated(values if m.hf else Values({}), count)
+    rotated = hf_rotated(values if m.hf else ConfigReader({}), count)
     window = hf_window(values) if m.hf and values.flag("use_sliding_window", False) else None
     slides = [not one for one in rotated]
     if m.hf and values.has("layer_types"):
@@ -310,10 +310,10 @@ def gpt_neox(m: Draft) -> None:
 def ministral3(m: Draft) -> None:
     """Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position."""
     if m.hf:
-        rope = m.values.section("rope_parameters") or Values({})
+        rope = m.values.section("rope_parameters") or ConfigReader({})
         growth = QueryGrowth(
             beta=rope.number("llama_4_scaling_beta", above=False),
-            original=rope.integer("original_max_position_embeddings", most=MOST["positions"]),
+            original=rope.integer("original_max_position_embeddings", most=LIMITS["positions"]),
         )
         m.set_attention(window=hf_window(m.values), growth=growth)
         return
@@ -322,7 +322,7 @@ def ministral3(m: Draft) -> None:
     m.set_attention(rope=yarn_as_written(rotation, m.values))  # llama.cpp has no window here
     if beta := m.values.number("attention.temperature_scale", 0.0, above=False):
         key = "rope.scaling.original_context_length"
-        original = m.values.integer(key, m.model.context, most=MOST["positions"])
+        original = m.values.integer(key, m.model.context, most=LIMITS["positions"])
         m.set_attention(growth=QueryGrowth(beta=beta, original=original))
 
 

@@ -14,7 +14,7 @@ from llmcli.errors import CheckpointError
 from llmcli.families import mixture
 from llmcli.families.read import gguf_windows, hf_slides, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import Values
+from llmcli.families.values import ConfigReader
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
@@ -33,7 +33,7 @@ class Draft:
     """
 
     def __init__(
-        self, model: ModelConfig, values: Values, kind: str, tensors: Tensors | None
+        self, model: ModelConfig, values: ConfigReader, kind: str, tensors: Tensors | None
     ) -> None:
         self.model, self.values, self.kind = model, values, kind
         self.hf, self.tensors = tensors is None, tensors or {}
@@ -124,7 +124,7 @@ class Draft:
 
     def hf_rope_of_windows(self, theta: float) -> RopeConfig:
         """RoPE of layers with a window in config.json; `theta`: the default base."""
-        own = Values(of_layer_type(self.values.all(), "sliding_attention", theta=theta))
+        own = ConfigReader(of_layer_type(self.values.all(), "sliding_attention", theta=theta))
         head_dim = self.attention[0].head_dim
         return rope_from_hf(own, head_dim=head_dim, context=self.model.context)
 

@@ -18,7 +18,7 @@ from llmcli.families.names import QWEN, Names
 from llmcli.families.read import GGUF_READS
 from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type
-from llmcli.families.values import Values
+from llmcli.families.values import ConfigReader
 
 _CAPS = GGUF_READS["caps"]
 _PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers; the last has no window
@@ -32,7 +32,7 @@ NAMES = QWEN.but("""
 
 
 def _as_llama(settings: dict[str, Any]) -> Mapping[str, Any]:
-    kind, values = settings["model_type"], Values(settings)
+    kind, values = settings["model_type"], ConfigReader(settings)
     if kind != "gemma":
         function = values.text("hidden_activation", "gelu_pytorch_tanh")
     elif (function := values.text("hidden_act", "gelu")) == "gelu":  # early files mean tanh

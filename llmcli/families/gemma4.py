@@ -20,7 +20,7 @@ from llmcli.families.names import Names
 from llmcli.families.read import gguf_windows, hf_layer, hf_windows
 from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import MOST, Values
+from llmcli.families.values import LIMITS, ConfigReader
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPES: Mapping[str, Any] = {
@@ -44,13 +44,13 @@ def _hf(m: Draft) -> int:
     for number, window in enumerate(windows):
         attention, kind = m.attention[number], _SLIDING if window else _FULL
         own = hf_layer(values, number, whole if window is None else {})
-        size = own.integer("head_dim", attention.head_dim, most=MOST["head_dim"])
-        turned = Values(of_layer_type(settings, kind, theta=1e6))
+        size = own.integer("head_dim", attention.head_dim, most=LIMITS["head_dim"])
+        turned = ConfigReader(of_layer_type(settings, kind, theta=1e6))
         m.attention[number] = attention.changed(
             head_dim=size,
             value_dim=size,
             window=window,
-            kv_heads=own.integer("num_key_value_heads", attention.kv_heads, most=MOST["heads"]),
+            kv_heads=own.integer("num_key_value_heads", attention.kv_heads, most=LIMITS["heads"]),
             rope=rope_from_hf(turned, head_dim=size, context=m.model.context),
             kv=replace(attention.kv, equal=equal and window is None),
         )
@@ -60,8 +60,8 @@ def _hf(m: Draft) -> int:
     if values.flag("enable_moe_block", False):
         function = m.ffn[0].activation
         experts = mixture.read(values, "num_experts", function, chosen="top_k_experts")
-    size = values.integer("hidden_size_per_layer_input", 256, least=0, most=MOST["width"])
-    rows = values.integer("vocab_size_per_layer_input", 262_144, least=0, most=MOST["vocab"])
+    size = values.integer("hidden_size_per_layer_input", 256, least=0, most=LIMITS["width"])
+    rows = values.integer("vocab_size_per_layer_input", 262_144, least=0, most=LIMITS["vocab"])
     cap = values.optional_number(_CAP)
     m.others["head"] = replace(m.model.head, cap=cap)
     _embed(m, size, rows)
@@ -69,8 +69,8 @@ def _hf(m: Draft) -> int:
     return shared
 
 
-def _windows(values: Values) -> list[int | None]:
-    layers = values.integer("num_hidden_layers", most=MOST["layers"])
+def _windows(values: ConfigReader) -> list[int | None]:
+    layers = values.integer("num_hidden_layers", most=LIMITS["layers"])
     windows = hf_windows(values, layers, period=6, window=512)
     windows[-1] = None  # always, as in transformers
     return windows
@@ -78,13 +78,13 @@ def _windows(values: Values) -> list[int | None]:
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with RoPE by layer type; `rope_theta` is required for every type of a layer."""
-    values = Values(settings)
+    values = ConfigReader(settings)
     function, ropes = values.text("hidden_activation", "gelu_pytorch_tanh"), _ROPES
     if values.has("rope_parameters"):
-        written = values.section("rope_parameters") or Values({})
+        written = values.section("rope_parameters") or ConfigReader({})
         for window in _windows(values):
             kind = _SLIDING if window else _FULL
-            (written.section(kind) or Values({})).number("rope_theta")
+            (written.section(kind) or ConfigReader({})).number("rope_theta")
         ropes = written.all()
     return {**settings, "hidden_act": function, "rope_parameters": ropes}
 
@@ -97,7 +97,7 @@ def _gguf(m: Draft) -> int:
     values, layers, experts = m.values, len(m.ffn), None
     if any(isinstance(one, ExpertsConfig) for one in m.ffn):
         experts = mixture.from_gguf(values, m.kind, 0, "gelu_tanh", correction=False)
-        hidden = values.per_layer("feed_forward_length", layers, most=MOST["hidden"])
+        hidden = values.per_layer("feed_forward_length", layers, most=LIMITS["hidden"])
         m.ffn = [MlpConfig(hidden=one, activation="gelu_tanh", gated=True) for one in hidden]
     windows = gguf_windows(values, layers, period=6, window=None)
     for number, window in enumerate(windows):
@@ -106,11 +106,11 @@ def _gguf(m: Draft) -> int:
         m.attention[number] = attention = attention.changed(window=window, kv=kv)
         if window is not None:
             size = attention.head_dim
-            size = values.integer("attention.key_length_swa", size, most=MOST["head_dim"])
+            size = values.integer("attention.key_length_swa", size, most=LIMITS["head_dim"])
             dims = values.integer("rope.dimension_count_swa", size, least=2, most=size)
             rope = RopeConfig(theta=values.number("rope.freq_base_swa", 10_000.0), dims=dims)
             m.attention[number] = replace(attention, head_dim=size, value_dim=size, rope=rope)
-    size = values.integer("embedding_length_per_layer_input", 0, least=0, most=MOST["width"])
+    size = values.integer("embedding_length_per_layer_input", 0, least=0, most=LIMITS["width"])
     table = m.tensors.get("per_layer_token_embd.weight", m.tensors.get("token_embd.weight"))
     _embed(m, size, table.shape[0] if table else m.model.vocab)
     cap = values.number(_CAP, 0.0, above=False) or None

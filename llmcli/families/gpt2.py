@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft
 from llmcli.families.record import family
-from llmcli.families.values import MOST
+from llmcli.families.values import LIMITS
 
 
 @family("""
@@ -48,7 +48,7 @@ def gpt2(m: Draft) -> None:
         return
     if m.values.flag("add_cross_attention", False):
         raise UnsupportedModel("GPT-2 with cross-attention is not supported")
-    m.values.integer("max_position_embeddings", most=MOST["positions"])  # is required
+    m.values.integer("max_position_embeddings", most=LIMITS["positions"])  # is required
     scale = m.attention[0].scores.scale if m.values.flag("scale_attn_weights", True) else 1.0
     by_layer = m.values.flag("scale_attn_by_inverse_layer_idx", False)
     m.by_layer(scale=[scale / (i + 1 if by_layer else 1) for i in range(len(m.attention))])

@@ -7,7 +7,7 @@ from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft
 from llmcli.families.record import family
 from llmcli.families.unsupported import needs
-from llmcli.families.values import MOST
+from llmcli.families.values import LIMITS
 
 
 @family("""
@@ -52,8 +52,8 @@ def gpt_neo(m: Draft) -> None:
                 kinds += group * times
     if len(kinds) != count or not all(kind in ("global", "local") for kind in kinds):
         expected = "lists of `global` and `local`, and how often each is repeated"
-        raise m.values.wrong(key, f"{expected}, for {count} layers in all")
-    window = m.values.integer("window_size", 256, most=MOST["positions"])
+        raise m.values.invalid(key, f"{expected}, for {count} layers in all")
+    window = m.values.integer("window_size", 256, most=LIMITS["positions"])
     m.by_layer(window=[window if kind == "local" else None for kind in kinds])
 
 
@@ -82,7 +82,7 @@ def gpt_neo(m: Draft) -> None:
 def opt(m: Draft) -> None:
     """OPT (Meta 2022, arXiv 2205.01068): LayerNorm, learned positions, ReLU."""
     values = m.values
-    width = values.integer("word_embed_proj_dim", m.model.width, most=MOST["width"])
+    width = values.integer("word_embed_proj_dim", m.model.width, most=LIMITS["width"])
     parts = {
         "norms after the residual sum": not values.flag("do_layer_norm_before", True),
         "embeddings of another width": width != m.model.width,

@@ -17,19 +17,19 @@ from llmcli.families.dense import granite
 from llmcli.families.draft import Draft
 from llmcli.families.read import GGUF_SIZES, gguf_layers, gguf_numbers
 from llmcli.families.record import family
-from llmcli.families.values import MOST, Values, require_divisible, shortened
+from llmcli.families.values import LIMITS, ConfigReader, require_divisible, shortened
 
 
 def _having(m: Draft, key: str) -> list[bool]:
     """Whether each layer of a GGUF file has the parts whose numbers are listed there."""
     numbers = gguf_numbers(m.values, key)
     if numbers is None:
-        raise m.values.wrong(key, f"numbers for {gguf_layers(m.values)} layers")
+        raise m.values.invalid(key, f"numbers for {gguf_layers(m.values)} layers")
     return [number > 0 for number in numbers]
 
 
 def _mamba_hf(
-    values: Values,
+    values: ConfigReader,
     keys: str,
     eps: float,
     inner: int | None = None,
@@ -50,25 +50,25 @@ def _mamba_hf(
     ssm, usual, limit = _mamba_sizes(values, sizes, eps), None, "time_step_limit"
     if inner is not None:
         usual = require_divisible("the inner size", inner, f"`{sizes[0]}`", ssm.heads)
-    head_dim = values.integer(head_size, usual, most=MOST["head_dim"])
+    head_dim = values.integer(head_size, usual, most=LIMITS["head_dim"])
     if usual not in (None, head_dim):
-        raise values.wrong(head_size, f"{usual}, as {inner} numbers are in {ssm.heads} heads")
+        raise values.invalid(head_size, f"{usual}, as {inner} numbers are in {ssm.heads} heads")
     least, most = bounds or (0.0, math.inf)
     if bounds is None and values.has(limit):
         least, most = values.numbers(limit, 2, above=False, infinite=True)
     if least > most:
-        raise values.wrong(limit, "two numbers, the lower one first")
+        raise values.invalid(limit, "two numbers, the lower one first")
     biases = values.flag(bias, False), values.flag(conv_bias, True)
     ssm = replace(ssm, head_dim=head_dim, bias=biases[0], conv_bias=biases[1])
     return replace(ssm, least=least, most=most)
 
 
-def _mamba_sizes(values: Values, keys: Sequence[str], eps: float) -> SsmConfig:
+def _mamba_sizes(values: ConfigReader, keys: Sequence[str], eps: float) -> SsmConfig:
     """The mixer by heads, groups, state and length of the convolution, with heads of no size."""
-    heads = values.integer(keys[0], most=MOST["heads"])
+    heads = values.integer(keys[0], most=LIMITS["heads"])
     groups = values.integer(keys[1], most=heads)
     require_divisible(f"`{keys[0]}`", heads, f"`{keys[1]}`", groups)
-    state = values.integer(keys[2], most=MOST["head_dim"])
+    state = values.integer(keys[2], most=LIMITS["head_dim"])
     length = values.integer(keys[3], least=2, most=64)
     norm = NormConfig(kind="rms", eps=eps)
     return SsmConfig(heads=heads, groups=groups, head_dim=0, state=state, length=length, norm=norm)
@@ -77,19 +77,19 @@ def _mamba_sizes(values: Values, keys: Sequence[str], eps: float) -> SsmConfig:
 def _mamba_gguf(m: Draft, layer: int) -> SsmConfig:
     """The Mamba-2 mixer of a GGUF layer; dt is not clamped."""
     ssm = _mamba_sizes(m.values, GGUF_SIZES, m.norm.eps)
-    inner = m.values.integer("ssm.inner_size", most=MOST["width"])
+    inner = m.values.integer("ssm.inner_size", most=LIMITS["width"])
     head_dim = require_divisible("`ssm.inner_size`", inner, f"`{GGUF_SIZES[0]}`", ssm.heads)
     names = (f"blk.{layer}.{name}.bias" for name in ("ssm_in", "ssm_conv1d"))
     bias, conv_bias = (name in m.tensors for name in names)
     return replace(ssm, head_dim=head_dim, bias=bias, conv_bias=conv_bias)
 
 
-def _mixing(values: Values, layers: int) -> list[bool]:
+def _mixing(values: ConfigReader, layers: int) -> list[bool]:
     """Whether each layer is Mamba-2, by old or new layer types; without types, all are."""
     key = "layer_types" if values.has("layer_types") else "layers_block_type"
     if not values.has(key):
         return [True] * layers
-    named, mixing = Values({"layer_types": values.raw(key)}), ("mamba", "linear_attention")
+    named, mixing = ConfigReader({"layer_types": values.raw(key)}), ("mamba", "linear_attention")
     kinds = named.layer_types(layers, (*mixing, "attention", "full_attention"))
     return [kind in mixing for kind in kinds]
 
@@ -105,16 +105,16 @@ def _lfm2_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
     """
     first = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     settings = _renamed(settings, first)
-    values = Values(settings)
-    hidden = values.integer("intermediate_size", most=MOST["hidden"])
+    values = ConfigReader(settings)
+    hidden = values.integer("intermediate_size", most=LIMITS["hidden"])
     if values.flag("block_auto_adjust_ff_dim", True):
         hidden = int(values.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
-        multiple = values.integer("block_multiple_of", 256, most=MOST["hidden"])
+        multiple = values.integer("block_multiple_of", 256, most=LIMITS["hidden"])
         hidden = -(-hidden // multiple) * multiple
     return {**settings, "intermediate_size": hidden}
 
 
-def _lfm2_attends(values: Values, layers: int) -> list[bool]:
+def _lfm2_attends(values: ConfigReader, layers: int) -> list[bool]:
     kinds, listed = values.raw("layer_types"), values.raw("full_attn_idxs")
     mixes = values.text("model_type") == "lfm2_moe"  # its configuration has no default
     if kinds is None and not mixes:  # first releases list the attention layers
@@ -166,7 +166,7 @@ def lfm2(m: Draft) -> None:
         attends = _lfm2_attends(values, len(m.ffn))
         length, bias = "conv_L_cache", values.flag("conv_bias", False)
         if m.kind == "lfm2_moe":
-            dense = values.integer("num_dense_layers", least=0, most=MOST["layers"])
+            dense = values.integer("num_dense_layers", least=0, most=LIMITS["layers"])
             m.set_experts(
                 "num_experts",
                 mixes=[number >= dense for number in range(len(m.ffn))],
@@ -273,9 +273,9 @@ def granite_hybrid(m: Draft) -> None:
         return
     values = m.values
     if values.raw("mamba_d_head") == "auto":
-        values = Values(values.all() | {"mamba_d_head": None})
-    size = values.integer("shared_intermediate_size", most=MOST["hidden"])
-    if values.integer("num_local_experts", least=0, most=MOST["heads"]):
+        values = ConfigReader(values.all() | {"mamba_d_head": None})
+    size = values.integer("shared_intermediate_size", most=LIMITS["hidden"])
+    if values.integer("num_local_experts", least=0, most=LIMITS["heads"]):
         shared, scores = SharedConfig(hidden=size), "softmax of the chosen"
         m.set_experts("num_local_experts", hidden="intermediate_size", shared=shared, scores=scores)
     else:
@@ -302,7 +302,7 @@ _KINDS |= {"linear_attention": "mamba", "full_attention": "attention"}
 def _nemotron_hf(m: Draft) -> None:
     kinds = _kinds(m.values)
     # one shared expert, whose full width is given
-    values = Values({**_renamed(m.values.all(), _FIRST), "n_shared_experts": 1})
+    values = ConfigReader({**_renamed(m.values.all(), _FIRST), "n_shared_experts": 1})
     parts: dict[str, object] = {"attention": m.attention[0], "mlp": m.ffn[0]}
     if "mamba" in kinds:  # the only bound of dt that transformers reads
         bounds = values.number("time_step_min", 0.001, above=False), math.inf
@@ -311,14 +311,14 @@ def _nemotron_hf(m: Draft) -> None:
         _no_latents(values)
         if values.flag("mlp_bias", False):
             raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
-        size = values.integer("moe_shared_expert_intermediate_size", most=MOST["hidden"])
+        size = values.integer("moe_shared_expert_intermediate_size", most=LIMITS["hidden"])
         mixed = mixture.read_deepseek(values, m.ffn[0].activation)
         parts["moe"] = replace(mixed, gated=False, shared=SharedConfig(hidden=size))
     for number, kind in enumerate(kinds):
         m.layer(number, parts[kind])
 
 
-def _no_latents(values: Values) -> None:
+def _no_latents(values: ConfigReader) -> None:
     key = "moe_latent_size"
     if values.raw(key):
         raise UnsupportedModel(
@@ -326,21 +326,21 @@ def _no_latents(values: Values) -> None:
         )
 
 
-def _kinds(values: Values) -> list[str]:
+def _kinds(values: ConfigReader) -> list[str]:
     """The type of each block, from a list of types or a string of letters."""
     key = "layer_types" if values.has("layer_types") else "layers_block_type"
     listed = values.raw(key)
     if listed is None:
         key = "hybrid_override_pattern"
         listed = [_PATTERN.get(one, one) for one in values.text(key, "ME*-")]
-    if not isinstance(listed, list) or not 0 < len(listed) <= MOST["layers"]:
-        raise values.wrong(key, f"a type for each of 1 to {MOST['layers']} blocks")
-    named = Values({"layer_types": listed}).layer_types(len(listed), _KINDS)
+    if not isinstance(listed, list) or not 0 < len(listed) <= LIMITS["layers"]:
+        raise values.invalid(key, f"a type for each of 1 to {LIMITS['layers']} blocks")
+    named = ConfigReader({"layer_types": listed}).layer_types(len(listed), _KINDS)
     return [_KINDS[kind] for kind in named]
 
 
 def _nemotron_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
-    values = Values(settings)
+    values = ConfigReader(settings)
     return {**settings, "num_hidden_layers": len(_kinds(values))}
 
 

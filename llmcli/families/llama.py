@@ -26,14 +26,14 @@ from llmcli.families.read import (
     refuse_other_parts,
 )
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import MOST, Values, require_divisible
+from llmcli.families.values import LIMITS, ConfigReader, require_divisible
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 
 def from_hf(
-    values: Values,
+    values: ConfigReader,
     *,
     function: Activation = "silu",
     rotary: bool = True,
@@ -45,23 +45,23 @@ def from_hf(
     Sizes are required, but of a hidden layer of `expansion` widths. `rotated`: default share of a
     head with RoPE, for types with partial RoPE.
     """
-    vocab = values.integer("vocab_size", most=MOST["vocab"])
-    width = values.integer("hidden_size", most=MOST["width"])
+    vocab = values.integer("vocab_size", most=LIMITS["vocab"])
+    width = values.integer("hidden_size", most=LIMITS["width"])
     norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6, above=False))
     mlp = MlpConfig(
         hidden=values.integer(
-            "intermediate_size", expansion and expansion * width, most=MOST["hidden"]
+            "intermediate_size", expansion and expansion * width, most=LIMITS["hidden"]
         ),
         activation=activation(values, "hidden_act", function),
         gated=True,
         bias=values.flag("mlp_bias", False),
     )
-    context = values.integer("max_position_embeddings", 2048, most=MOST["positions"])
+    context = values.integer("max_position_embeddings", 2048, most=LIMITS["positions"])
     attention = _hf_attention(values, width)
     if rotary:
         rope = rope_from_hf(values, head_dim=attention.head_dim, context=context, share=rotated)
         attention = replace(attention, rope=rope)
-    layers = values.integer("num_hidden_layers", most=MOST["layers"])
+    layers = values.integer("num_hidden_layers", most=LIMITS["layers"])
     bos, eos = end_ids(values, vocab, bos=1, eos=2)
     return ModelConfig(
         family="llama",
@@ -90,15 +90,15 @@ def from_gguf(
 
     `lacking`: layers may have 0 heads or neurons, and are given those of the others.
     """
-    general = Values(metadata)
+    general = ConfigReader(metadata)
     arch = general.text("general.architecture")
-    values = Values(metadata, prefix=f"{arch}.")
+    values = ConfigReader(metadata, prefix=f"{arch}.")
     refuse_other_parts(values, mixtures=arch in mixture.GGUF_ARCHS)
-    width = values.integer("embedding_length", most=MOST["width"])
+    width = values.integer("embedding_length", most=LIMITS["width"])
     vocab = gguf_vocab(metadata, values, tensors)
     bos, eos = gguf_ends(general, vocab)
     count = gguf_layers(values)
-    context = values.integer("context_length", most=MOST["positions"])
+    context = values.integer("context_length", most=LIMITS["positions"])
     # the key for LayerNorm, whose families replace the norms
     eps = "attention.layer_norm_epsilon"
     eps = eps if values.has(eps) else "attention.layer_norm_rms_epsilon"
@@ -110,9 +110,9 @@ def from_gguf(
             return values.per_layer(key, count, default, most=most)
         return [number or max(found) or 1 for number in found]
 
-    heads = numbers("attention.head_count", MOST["heads"])
-    kv_heads = numbers("attention.head_count_kv", MOST["heads"], heads)
-    hidden = numbers("feed_forward_length", MOST["hidden"])
+    heads = numbers("attention.head_count", LIMITS["heads"])
+    kv_heads = numbers("attention.head_count_kv", LIMITS["heads"], heads)
+    hidden = numbers("feed_forward_length", LIMITS["hidden"])
 
     def layer(index: int) -> LayerConfig:
         has = partial(_has, tensors, index)
@@ -152,14 +152,14 @@ def from_gguf(
     )
 
 
-def _hf_attention(values: Values, width: int) -> AttentionConfig:
-    heads = values.integer("num_attention_heads", most=MOST["heads"])
-    kv_heads = values.integer("num_key_value_heads", heads, most=MOST["heads"])
+def _hf_attention(values: ConfigReader, width: int) -> AttentionConfig:
+    heads = values.integer("num_attention_heads", most=LIMITS["heads"])
+    kv_heads = values.integer("num_key_value_heads", heads, most=LIMITS["heads"])
     values.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     if not values.has("head_dim"):
         head_dim = values.divide("hidden_size", width, "num_attention_heads", heads)
     else:
-        head_dim = values.integer("head_dim", most=MOST["head_dim"])
+        head_dim = values.integer("head_dim", most=LIMITS["head_dim"])
     biased = values.flag("attention_bias", False)
     return AttentionConfig(
         heads=heads,
@@ -173,17 +173,17 @@ def _hf_attention(values: Values, width: int) -> AttentionConfig:
     )
 
 
-def _gguf_attention(values: Values, width: int, heads: int, kv_heads: int) -> AttentionConfig:
+def _gguf_attention(values: ConfigReader, width: int, heads: int, kv_heads: int) -> AttentionConfig:
     require_divisible("the number of heads", heads, "the number of key/value heads", kv_heads)
     usual = None
     if not (values.has("attention.key_length") and values.has("attention.value_length")):
         usual = require_divisible("the width", width, "the number of heads", heads)
-    head_dim = values.integer("attention.key_length", usual, most=MOST["head_dim"])
+    head_dim = values.integer("attention.key_length", usual, most=LIMITS["head_dim"])
     return AttentionConfig(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        value_dim=values.integer("attention.value_length", usual, most=MOST["head_dim"]),
+        value_dim=values.integer("attention.value_length", usual, most=LIMITS["head_dim"]),
         scores=ScoreConfig(scale=head_dim**-0.5),
         rope=None,
     )

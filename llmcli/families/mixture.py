@@ -7,7 +7,7 @@ from typing import Any
 from llmcli.config.experts import ExpertsConfig, RoutingConfig, Scores, SharedConfig
 from llmcli.config.mlp import Activation
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.values import MOST, Values, require_divisible, shortened
+from llmcli.families.values import LIMITS, ConfigReader, require_divisible, shortened
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
@@ -27,13 +27,13 @@ GGUF_ARCHS = (*_RENORMALIZED, *_OTHERS)
 
 
 def from_gguf(
-    values: Values, arch: str, hidden: int, function: Activation, *, correction: bool
+    values: ConfigReader, arch: str, hidden: int, function: Activation, *, correction: bool
 ) -> ExpertsConfig:
     """Read the mixture from GGUF metadata; `hidden`: default width of an expert.
 
     Raises CheckpointError and UnsupportedModel.
     """
-    count = values.integer("expert_count", most=MOST["heads"])
+    count = values.integer("expert_count", most=LIMITS["heads"])
     number = values.integer("expert_gating_func", 0, least=0, most=255)
     if number and number not in _GATING:
         raise UnsupportedModel(f"`expert_gating_func` = `{shortened(number)}` is not supported")
@@ -42,13 +42,14 @@ def from_gguf(
     scores = _GATING.get(number, _SCORES.get(arch, usual_scores))
     chosen = values.integer("expert_used_count", most=count)
     usual = hidden // chosen if arch.startswith("qwen") else hidden
-    own = values.integer("expert_feed_forward_length", usual, most=MOST["hidden"])
+    own = values.integer("expert_feed_forward_length", usual, most=LIMITS["hidden"])
     shared, key = None, "expert_shared_feed_forward_length"
     if arch in _SHARES:
-        shared = SharedConfig(hidden=values.integer(key, hidden, most=MOST["hidden"]), weighed=True)
-    elif length := values.integer(key, 0, least=0, most=MOST["hidden"]):
+        length = values.integer(key, hidden, most=LIMITS["hidden"])
+        shared = SharedConfig(hidden=length, weighed=True)
+    elif length := values.integer(key, 0, least=0, most=LIMITS["hidden"]):
         shared = SharedConfig(hidden=length)
-    elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
+    elif times := values.integer("expert_shared_count", 0, least=0, most=LIMITS["heads"]):
         shared = SharedConfig(hidden=times * own)
     groups = values.integer("expert_group_count", 1, most=count)
     routing = RoutingConfig(
@@ -66,7 +67,7 @@ def from_gguf(
 
 
 def read(
-    values: Values,
+    values: ConfigReader,
     count: str,
     function: Activation,
     *,
@@ -80,19 +81,22 @@ def read(
     `count`, `hidden` and `chosen` are the keys of the number of experts, their width, and the
     number that a token chooses. Raises CheckpointError.
     """
-    experts = values.integer(count, most=MOST["heads"])
-    width, found = values.integer(hidden, most=MOST["hidden"]), values.integer(chosen, most=experts)
+    experts = values.integer(count, most=LIMITS["heads"])
+    width = values.integer(hidden, most=LIMITS["hidden"])
+    found = values.integer(chosen, most=experts)
     return _mixture(experts, width, function, shared, RoutingConfig(chosen=found, **routing))
 
 
-def read_deepseek(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
+def read_deepseek(
+    values: ConfigReader, function: Activation, *, second: bool = False
+) -> ExpertsConfig:
     """Read a mixture in the format of DeepSeek-V3, or (`second`) of V2.
 
     `n_shared_experts` is the shared expert's width in those of an expert. Raises CheckpointError
     and UnsupportedModel.
     """
-    count = values.integer("n_routed_experts", most=MOST["heads"])
-    hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
+    count = values.integer("n_routed_experts", most=LIMITS["heads"])
+    hidden = values.integer("moe_intermediate_size", most=LIMITS["hidden"])
     grouped = True
     if second:
         method = values.text("topk_method", "greedy")
@@ -101,6 +105,7 @@ def read_deepseek(values: Values, function: Activation, *, second: bool = False)
             raise UnsupportedModel(f"`topk_method` = `{shortened(method)}` is not supported")
         if values.flag("mlp_bias", False):
             raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
+    shared = values.integer("n_shared_experts", most=LIMITS["heads"])
     groups = values.integer("n_group", 1, most=count) if grouped else 1
     routing: dict[str, Any] = {"scores": "softmax", "group_best": 1, "renormalized": False}
     if not second:  # transformers never renormalizes in V2
@@ -110,7 +115,7 @@ def read_deepseek(values: Values, function: Activation, *, second: bool = False)
         values,
         "n_routed_experts",
         function,
-        shared=SharedConfig(hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden),
+        shared=SharedConfig(hidden=shared * hidden),
         scale=values.number("routed_scaling_factor", 1.0),
         groups=groups,
         kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,

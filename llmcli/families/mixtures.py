@@ -13,7 +13,7 @@ from llmcli.families.draft import Draft
 from llmcli.families.read import hf_rotated, hf_window
 from llmcli.families.record import family
 from llmcli.families.unsupported import needs
-from llmcli.families.values import MOST, Values, shortened
+from llmcli.families.values import LIMITS, ConfigReader, shortened
 
 
 @family("""
@@ -154,25 +154,25 @@ def llama4(m: Draft) -> None:
     """
     values, count = m.values, len(m.attention)
     if m.hf:
-        step = values.integer("interleave_moe_layer_step", 1, most=MOST["layers"])
+        step = values.integer("interleave_moe_layer_step", 1, most=LIMITS["layers"])
         mixed = [*range(step - 1, count, step)]
         if values.has("moe_layers"):
             mixed = values.raw("moe_layers")
         if not isinstance(mixed, list) or not all(one in range(count) for one in mixed):
-            raise values.wrong("moe_layers", f"numbers of the {count} layers")
+            raise values.invalid("moe_layers", f"numbers of the {count} layers")
         # the width of an expert, which is not that of a dense feed-forward
         mixes = [number in mixed for number in range(count)]
-        m.values = Values(values.all())
+        m.values = ConfigReader(values.all())
         m.set_experts(
             "num_local_experts", mixes=mixes, hidden="intermediate_size", scores="sigmoid"
         )
     else:
-        if not values.integer("attention.sliding_window", 1, least=0, most=MOST["positions"]):
+        if not values.integer("attention.sliding_window", 1, least=0, most=LIMITS["positions"]):
             raise UnsupportedModel("a Llama 4 without chunks is not supported in GGUF files")
-        period = values.integer("attention.sliding_window_pattern", 4, most=MOST["layers"])
+        period = values.integer("attention.sliding_window_pattern", 4, most=LIMITS["layers"])
         kinds = ["chunked_attention"] * (period - 1) + ["full_attention"]
-        normed = values.integer("expert_count", most=MOST["heads"]) != 128  # as in llama.cpp
-        values = Values({"use_qk_norm": normed, "layer_types": (kinds * count)[:count]})
+        normed = values.integer("expert_count", most=LIMITS["heads"]) != 128  # as in llama.cpp
+        values = ConfigReader({"use_qk_norm": normed, "layer_types": (kinds * count)[:count]})
     for number, ffn in enumerate(m.ffn):
         if isinstance(ffn, ExpertsConfig):
             routing = replace(ffn.routing, weighs_input=True)
@@ -188,7 +188,7 @@ def llama4(m: Draft) -> None:
         raise CheckpointError("`layer_types` has chunks but `attention_chunk_size` is not in use")
     growth, norm = None, None
     if values.raw("attn_temperature_tuning") not in (False,):  # in the first files 4, not true
-        original = values.integer("floor_scale", 8192, most=MOST["positions"])
+        original = values.integer("floor_scale", 8192, most=LIMITS["positions"])
         growth = QueryGrowth(beta=values.number("attn_scale", 0.1), first=1, original=original)
     if values.flag("use_qk_norm", True):
         norm = replace(m.norm, weights=False)

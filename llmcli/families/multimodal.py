@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.errors import CheckpointError
 from llmcli.families.rules import Drop, Rename, Rule
-from llmcli.families.values import Values
+from llmcli.families.values import ConfigReader
 
 # Prefixes of the text model's names: none in some older files; transformers before 4.52; and since
 # then (without the text model's `model.`).
@@ -41,7 +41,7 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "text_config" not in settings and "hidden_size" in settings:  # Qwen's first files
         return {**settings, "model_type": f"{settings['model_type']}_text"}
-    if Values(settings).section("text_config") is None:
+    if ConfigReader(settings).section("text_config") is None:
         raise CheckpointError("the configuration of a multimodal model has no `text_config`")
     text: Mapping[str, Any] = settings["text_config"]
     if not isinstance(text.get("model_type"), str):

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.errors import UnsupportedModel
-from llmcli.families.rules import Beside, Drop, Rename, Rule, Transpose
+from llmcli.families.rules import Drop, Rename, Rule, ScaleTensor, Transpose
 from llmcli.families.scales import FLOAT8, Grid
-from llmcli.families.values import Values, shortened
+from llmcli.families.values import ConfigReader, shortened
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _MOST = 1 << 20  # rows or columns of a block: far above every published block
@@ -52,7 +52,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme | None:
 
     Raises UnsupportedModel for other schemes and CheckpointError for contradictory settings.
     """
-    values = Values(settings)
+    values = ConfigReader(settings)
     for key in _KEYS:
         section = values.section(key)
         if section is not None:
@@ -60,7 +60,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme | None:
     return None
 
 
-def _scheme(method: str, section: Values) -> Scheme | None:
+def _scheme(method: str, section: ConfigReader) -> Scheme | None:
     match method:
         case "fp8":
             return _fp8(section)
@@ -93,7 +93,7 @@ def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]
     for rule in rules:
         name = rule.source if isinstance(rule, Rename) else rule.pattern
         stem, _, last = name.rpartition(".")
-        if last != "weight" or isinstance(rule, Beside):
+        if last != "weight" or isinstance(rule, ScaleTensor):
             continue
         names = [*found.grids, *([found.layout] if found.layout else [])]
         for suffix in names:
@@ -101,7 +101,7 @@ def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]
             if isinstance(rule, Drop):
                 more[pattern] = Drop(pattern, rule.reason, rule.within)
             else:
-                more[pattern] = Beside(pattern, name, found.grids.get(suffix), rule.within)
+                more[pattern] = ScaleTensor(pattern, name, found.grids.get(suffix), rule.within)
         more |= _unused(stem, rule.within)
     return (*rules, *more.values())
 
@@ -124,7 +124,7 @@ def _unused(stem: str, within: Mapping[str, Sequence[int]]) -> dict[str, Rule]:
     }
 
 
-def _method(section: Values) -> str:
+def _method(section: ConfigReader) -> str:
     if section.has("quant_method"):
         return section.text("quant_method")
     if section.has("config_groups"):  # old files, under the key `compression_config`
@@ -134,10 +134,10 @@ def _method(section: Values) -> str:
     return "mlx" if section.has("group_size") and section.has("bits") else "unknown"
 
 
-def _fp8(section: Values) -> Scheme:
+def _fp8(section: ConfigReader) -> Scheme:
     """DeepSeek-V3's scheme: a `weight_block_size` of null is one scale; if absent, 128 × 128."""
     whole = Grid(formats=FLOAT8)
-    if section.says("weight_block_size"):
+    if section.contains("weight_block_size"):
         key = "weight_block_size"
         grid = _blocks(section, key, FLOAT8) if section.has(key) else whole
         return Scheme(grids={"weight_scale_inv": grid, "weight_scale": grid})
@@ -145,34 +145,34 @@ def _fp8(section: Values) -> Scheme:
     return Scheme(grids={"weight_scale_inv": usual, "weight_scale": whole})
 
 
-def _blocks(section: Values, key: str, formats: tuple[str, ...]) -> Grid:
+def _blocks(section: ConfigReader, key: str, formats: tuple[str, ...]) -> Grid:
     sizes = section.raw(key)
     if not isinstance(sizes, list | tuple) or len(sizes) != 2:
-        raise section.wrong(key, "a list of 2 numbers")
-    rows, columns = (Values({key: size}).integer(key, most=_MOST) for size in sizes)
+        raise section.invalid(key, "a list of 2 numbers")
+    rows, columns = (ConfigReader({key: size}).integer(key, most=_MOST) for size in sizes)
     return Grid(formats=formats, rows=rows, columns=columns)
 
 
-def _compressed(section: Values) -> Scheme:
+def _compressed(section: ConfigReader) -> Scheme:
     sparse = section.section("sparsity_config")
     if sparse is not None and sparse.text("format", "dense") != "dense":
         raise _unsupported("compressed-tensors", sparse.text("format"))
     groups = section.raw("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise section.wrong("config_groups", "an object with groups")
+        raise section.invalid("config_groups", "an object with groups")
     usual = section.text("format", "unknown")
     found = set()
     for group in groups.values():
-        values = Values({"group": group}).section("group")
+        values = ConfigReader({"group": group}).section("group")
         if values is None:
-            raise section.wrong("config_groups", "an object with groups")
+            raise section.invalid("config_groups", "an object with groups")
         found.add(_group(values, usual))
     if len(found) != 1:  # groups match modules by patterns
         raise _unsupported("compressed-tensors", "groups of different schemes")
     return Scheme(grids={"weight_scale": found.pop()})
 
 
-def _group(group: Values, usual: str) -> Grid:
+def _group(group: ConfigReader, usual: str) -> Grid:
     """The scale grid of one group of compressed-tensors."""
     form = group.text("format", usual)
     weights = group.section("weights")

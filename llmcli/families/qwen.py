@@ -14,7 +14,7 @@ from llmcli.families.draft import Draft
 from llmcli.families.names import POST_NORM_2, Names
 from llmcli.families.read import GGUF_SIZES, gguf_layers
 from llmcli.families.record import family
-from llmcli.families.values import MOST, Values, require_divisible
+from llmcli.families.values import LIMITS, ConfigReader, require_divisible
 
 
 def _qwen_attention(m: Draft, *, two: bool) -> None:
@@ -45,7 +45,7 @@ def qwen_dense(m: Draft) -> None:
     _qwen_attention(m, two=m.kind.startswith("qwen2"))
     first = 0
     if not m.values.has("layer_types"):
-        first = m.values.integer("max_window_layers", 28, least=0, most=MOST["layers"])
+        first = m.values.integer("max_window_layers", 28, least=0, most=LIMITS["layers"])
     m.set_windows([number >= first for number in range(len(m.ffn))], switched=True)
 
 
@@ -75,10 +75,10 @@ def qwen_vl(m: Draft) -> None:
 
 
 def _with_head_size(settings: dict[str, Any]) -> Mapping[str, Any]:
-    values = Values(settings)
+    values = ConfigReader(settings)
     if settings["model_type"] == "qwen3_moe" and not values.has("head_dim"):
-        heads = values.integer("num_attention_heads", most=MOST["heads"])
-        size = values.integer("hidden_size", most=MOST["width"]) // heads
+        heads = values.integer("num_attention_heads", most=LIMITS["heads"])
+        size = values.integer("hidden_size", most=LIMITS["width"]) // heads
         settings = {**settings, "head_dim": size}
     return settings
 
@@ -86,14 +86,14 @@ def _with_head_size(settings: dict[str, Any]) -> Mapping[str, Any]:
 def _set_experts(m: Draft, *, shared: bool, count: str = "num_experts") -> None:
     """Read experts of some layers, optionally with a shared one; `count`: of their number."""
     values, layers = m.values, len(m.ffn)
-    step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
+    step = values.integer("decoder_sparse_step", 1, most=LIMITS["layers"])
     dense, key = values.raw("mlp_only_layers") or [], "shared_expert_intermediate_size"
     if not isinstance(dense, list) or not all(type(one) is int for one in dense):
-        raise values.wrong("mlp_only_layers", "a list of layers")
+        raise values.invalid("mlp_only_layers", "a list of layers")
     mixes = [number not in dense and (number + 1) % step == 0 for number in range(layers)]
     beside = None
     if shared:
-        beside = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
+        beside = SharedConfig(hidden=values.integer(key, most=LIMITS["hidden"]), weighed=True)
     renormalized = values.flag("norm_topk_prob", False)
     m.set_experts(count, mixes=mixes, shared=beside, renormalized=renormalized)
 
@@ -122,12 +122,12 @@ def qwen_moe(m: Draft) -> None:
     _qwen_attention(m, two=two)
     slides = [True] * layers
     if two:
-        first = m.values.integer("max_window_layers", 28, least=0, most=MOST["layers"])
+        first = m.values.integer("max_window_layers", 28, least=0, most=LIMITS["layers"])
         slides = [number % 2 == 0 and number < first for number in range(layers)]
         m.set_attention(qkv_bias=m.values.flag("qkv_bias", True))
     m.set_windows(slides, listed=two, switched=True)
     # written by transformers 5 for Qwen 3
-    count = "num_local_experts" if m.values.says("num_local_experts") else "num_experts"
+    count = "num_local_experts" if m.values.contains("num_local_experts") else "num_experts"
     _set_experts(m, shared=two, count=count)
 
 # value heads, key heads, a key's size, tokens of the convolution
@@ -141,22 +141,22 @@ _KV_HEADS, _RECURRENT = "attention.head_count_kv", "attention.recurrent_layers"
 
 def _delta(m: Draft, keys: Sequence[str]) -> DeltaConfig:
     """Read DeltaNet's sizes; the caller replaces that of values."""
-    heads, key_heads = (m.values.integer(key, most=MOST["heads"]) for key in keys[:2])
+    heads, key_heads = (m.values.integer(key, most=LIMITS["heads"]) for key in keys[:2])
     require_divisible(f"`{keys[0]}`", heads, f"`{keys[1]}`", key_heads)
-    size = m.values.integer(keys[2], most=MOST["head_dim"])
+    size = m.values.integer(keys[2], most=LIMITS["head_dim"])
     length = m.values.integer(keys[3], least=2, most=64)
     return DeltaConfig(
         heads=heads, key_heads=key_heads, key_dim=size, value_dim=size, length=length, norm=m.norm
     )
 
 
-def _next_metadata(values: Values) -> dict[str, Any]:
+def _next_metadata(values: ConfigReader) -> dict[str, Any]:
     filled: dict[str, Any] = {}
     if not values.raw("feed_forward_length"):  # all layers have experts
         filled["feed_forward_length"] = values.raw("expert_feed_forward_length")
     listed, layers = values.raw(_RECURRENT), gguf_layers(values)
     if isinstance(listed, list) and len(listed) < layers:
-        raise values.wrong(_RECURRENT, f"an entry for each of {layers} layers")
+        raise values.invalid(_RECURRENT, f"an entry for each of {layers} layers")
     return filled
 
 
@@ -222,7 +222,7 @@ def qwen_next(m: Draft) -> None:
     3.5 have mixtures of experts with a shared expert.
     """
     values, layers = m.values, len(m.ffn)
-    period = values.integer("full_attention_interval", 4, most=MOST["layers"])
+    period = values.integer("full_attention_interval", 4, most=LIMITS["layers"])
     attends = [(number + 1) % period == 0 for number in range(layers)]
     if m.hf:
         if values.text("hidden_act", "silu") not in ("silu", "swish"):  # also of convolutions
@@ -233,15 +233,15 @@ def qwen_next(m: Draft) -> None:
             kinds = values.layer_types(layers, ("linear_attention", "full_attention"))
             attends = [one == "full_attention" for one in kinds]
         delta = _delta(m, _SIZES_HF)
-        size = values.integer("linear_value_head_dim", most=MOST["head_dim"])
-        if values.integer("num_experts", least=0, most=MOST["heads"]):
+        size = values.integer("linear_value_head_dim", most=LIMITS["head_dim"])
+        if values.integer("num_experts", least=0, most=LIMITS["heads"]):
             _set_experts(m, shared=True)
     else:
         for key, recurs in ((_KV_HEADS, False), (_RECURRENT, True)):
             if isinstance(listed := values.raw(key), list):
                 attends = [bool(one) != recurs for one in listed[:layers]]
         delta = _delta(m, GGUF_SIZES)
-        inner = values.integer("ssm.inner_size", most=MOST["hidden"])
+        inner = values.integer("ssm.inner_size", most=LIMITS["hidden"])
         size = require_divisible("`ssm.inner_size`", inner, f"`{GGUF_SIZES[0]}`", delta.heads)
         tiled = values.flag("ssm.v_head_reordered", m.kind in _TILED)  # written by Ollama
         # otherwise both orders are the same

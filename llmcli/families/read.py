@@ -9,7 +9,7 @@ from llmcli.config.mlp import Activation
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rope import GGUF_YARN
 from llmcli.families.unsupported import needs
-from llmcli.families.values import MOST, Values, shortened
+from llmcli.families.values import LIMITS, ConfigReader, shortened
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
@@ -49,7 +49,7 @@ GGUF_READS = {
 GGUF_SIZES = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
 
 
-def activation(values: Values, key: str, default: Activation) -> Activation:
+def activation(values: ConfigReader, key: str, default: Activation) -> Activation:
     """Read an activation function; raises UnsupportedModel for an unknown one."""
     if not values.has(key):
         return default
@@ -63,7 +63,7 @@ def activation(values: Values, key: str, default: Activation) -> Activation:
 
 
 def end_ids(
-    values: Values, vocab: int, *, bos: int | None, eos: int | None
+    values: ConfigReader, vocab: int, *, bos: int | None, eos: int | None
 ) -> tuple[int | None, tuple[int, ...]]:
     """Read `bos_token_id` and `eos_token_id` of a config.json, with the type's defaults."""
     begin = values.ids("bos_token_id", () if bos is None else (bos,), vocab=vocab)
@@ -72,21 +72,23 @@ def end_ids(
 
 
 def hf_window(
-    values: Values, default: int | None = None, *, key: str = "sliding_window"
+    values: ConfigReader, default: int | None = None, *, key: str = "sliding_window"
 ) -> int | None:
     """The number of keys that a query sees; None if null, `default` if absent."""
     if not values.has(key):
-        return None if values.says(key) else default
-    return values.integer(key, most=MOST["positions"])
+        return None if values.contains(key) else default
+    return values.integer(key, most=LIMITS["positions"])
 
 
-def hf_slides(values: Values, layers: int) -> list[bool]:
+def hf_slides(values: ConfigReader, layers: int) -> list[bool]:
     """Whether each layer has a window, by `layer_types`."""
     kinds = values.layer_types(layers, ("full_attention", "sliding_attention"))
     return [kind == "sliding_attention" for kind in kinds]
 
 
-def hf_windows(values: Values, layers: int, *, period: int, window: int | None) -> list[int | None]:
+def hf_windows(
+    values: ConfigReader, layers: int, *, period: int, window: int | None
+) -> list[int | None]:
     """The window of every layer, by `layer_types`, or all but the last of each `period` layers.
 
     `sliding_window_pattern` overrides the period. Raises CheckpointError if the size is missing.
@@ -94,7 +96,7 @@ def hf_windows(values: Values, layers: int, *, period: int, window: int | None) 
     if values.has("layer_types"):
         slides = hf_slides(values, layers)
     else:
-        period = values.integer("sliding_window_pattern", period, most=MOST["layers"])
+        period = values.integer("sliding_window_pattern", period, most=LIMITS["layers"])
         slides = [(index + 1) % period != 0 for index in range(layers)]
     size = hf_window(values, window)
     if any(slides) and size is None:
@@ -102,56 +104,57 @@ def hf_windows(values: Values, layers: int, *, period: int, window: int | None) 
     return [size if slide else None for slide in slides]
 
 
-def hf_rotated(values: Values, layers: int, *, listed: bool = True) -> list[bool]:
+def hf_rotated(values: ConfigReader, layers: int, *, listed: bool = True) -> list[bool]:
     """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval.
 
     Unless `listed`, an empty list counts as absent.
     """
     key = "no_rope_layers"
     if not values.has(key) or (not listed and values.raw(key) == []):
-        interval = values.integer("no_rope_layer_interval", 4, most=MOST["layers"])
+        interval = values.integer("no_rope_layer_interval", 4, most=LIMITS["layers"])
         return [(index + 1) % interval != 0 for index in range(layers)]
     expected = f"0 or 1 for each of {layers} layers"
     return [bool(one) for one in values.each(key, layers, (0, 1), expected)]
 
 
-def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
+def hf_layer(values: ConfigReader, number: int, usual: Mapping[str, Any]) -> ConfigReader:
     """A layer's head settings, from `per_layer_config` by its number, else `usual`.
 
     This is how transformers 5 writes models with differing layers.
     """
     key = "per_layer_config"
     if not values.has(key):
-        return Values(usual)
+        return ConfigReader(usual)
     layers, own = values.raw(key), values.raw(key)
     if isinstance(layers, Mapping):  # keys are zero-padded
         found = (layer for layer in layers if layer.lstrip("0") == f"{number or ''}")
         own = layers.get(next(found, ""), {})
     if not isinstance(own, Mapping) or own.keys() - {"head_dim", "num_key_value_heads"}:
-        raise values.wrong(key, "an object of layers' `head_dim` and `num_key_value_heads`")
-    return Values(own)
+        raise values.invalid(key, "an object of layers' `head_dim` and `num_key_value_heads`")
+    return ConfigReader(own)
 
 
 def gguf_windows(
-    values: Values, layers: int, *, period: int, window: int | None
+    values: ConfigReader, layers: int, *, period: int, window: int | None
 ) -> list[int | None]:
     """The window of every layer of a GGUF file, whose pattern is a period or one flag per layer.
 
     All None if neither the file nor the architecture (`window`) gives a size.
     """
-    size = values.integer("attention.sliding_window", window or 0, least=0, most=MOST["positions"])
+    key, most = "attention.sliding_window", LIMITS["positions"]
+    size = values.integer(key, window or 0, least=0, most=most)
     key = "attention.sliding_window_pattern"
     pattern = values.raw(key)
     if isinstance(pattern, list):
         expected = f"a period, or true or false for each of {layers} layers"
         slides = values.each(key, layers, (True, False), expected)
     else:
-        period = values.integer(key, period, most=MOST["layers"])
+        period = values.integer(key, period, most=LIMITS["layers"])
         slides = [index % period < period - 1 for index in range(layers)]
     return [size if slide and size else None for slide in slides]
 
 
-def gguf_ends(general: Values, vocab: int) -> tuple[int | None, tuple[int, ...]]:
+def gguf_ends(general: ConfigReader, vocab: int) -> tuple[int | None, tuple[int, ...]]:
     """Read the BOS id and the ids that end a text (EOS, EOT, EOM) of GGUF metadata."""
     named = {
         key: general.ids(f"tokenizer.ggml.{key}_token_id", (), vocab=vocab)
@@ -162,7 +165,7 @@ def gguf_ends(general: Values, vocab: int) -> tuple[int | None, tuple[int, ...]]
     return (begin[0] if begin else None), tuple(ends)
 
 
-def refuse_other_parts(values: Values, *, mixtures: bool) -> None:
+def refuse_other_parts(values: ConfigReader, *, mixtures: bool) -> None:
     """Raise UnsupportedModel if GGUF metadata needs an unsupported part; `mixtures` may be read."""
     for key, (neutral, part) in _GGUF_NEUTRAL.items():
         if values.raw(key) not in (None, neutral) and not (mixtures and key == "expert_count"):
@@ -172,20 +175,20 @@ def refuse_other_parts(values: Values, *, mixtures: bool) -> None:
             )
 
 
-def gguf_layers(values: Values) -> int:
+def gguf_layers(values: ConfigReader) -> int:
     """The number of layers, without those for multi-token prediction."""
-    layers = values.integer("block_count", most=MOST["layers"])
+    layers = values.integer("block_count", most=LIMITS["layers"])
     return layers - values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
 
 
-def gguf_numbers(values: Values, key: str, most: int = MOST["hidden"]) -> list[int] | None:
+def gguf_numbers(values: ConfigReader, key: str, most: int = LIMITS["hidden"]) -> list[int] | None:
     """A number per layer, 0 where it lacks the part; None if all layers have the same."""
     listed, layers = values.raw(key), gguf_layers(values)
     if not isinstance(listed, list):
         return None
     if len(listed) < layers:
-        raise values.wrong(key, f"numbers for {layers} layers")
-    each = (Values({key: number}) for number in listed[:layers])
+        raise values.invalid(key, f"numbers for {layers} layers")
+    each = (ConfigReader({key: number}) for number in listed[:layers])
     return [one.integer(key, least=0, most=most) for one in each]
 
 
@@ -202,14 +205,14 @@ def gguf_ignored(
 
 
 def gguf_vocab(
-    metadata: Mapping[str, Any], values: Values, tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any], values: ConfigReader, tensors: Mapping[str, TensorInfo]
 ) -> int:
     """Rows of the embedding, which may be padded beyond the tokenizer's vocabulary."""
     table = tensors.get("token_embd.weight")
     if table is not None:
-        if len(table.shape) != 2 or not 0 < table.shape[0] <= MOST["vocab"]:
+        if len(table.shape) != 2 or not 0 < table.shape[0] <= LIMITS["vocab"]:
             raise CheckpointError(f"`token_embd.weight` has the shape {list(table.shape)}")
         return int(table.shape[0])
     listed = metadata.get("tokenizer.ggml.tokens")
     count = len(listed) if isinstance(listed, list) and listed else None
-    return values.integer("vocab_size", count, most=MOST["vocab"])
+    return values.integer("vocab_size", count, most=LIMITS["vocab"])

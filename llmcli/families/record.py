@@ -18,7 +18,7 @@ from llmcli.families.read import GGUF_READS
 from llmcli.families.rope import renamed_kinds
 from llmcli.families.rules import Rule
 from llmcli.families.unsupported import Kind
-from llmcli.families.values import Values
+from llmcli.families.values import ConfigReader
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
@@ -78,7 +78,7 @@ class Family:
     expansion: int | None = None
     lacking: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    fill: Callable[[Values], Mapping[str, Any]] | None = None
+    fill: Callable[[ConfigReader], Mapping[str, Any]] | None = None
 
     def types(self, kind: Kind) -> tuple[str, ...]:
         """The model types of this family in checkpoints of this kind."""
@@ -93,7 +93,7 @@ class Family:
             settings["rope_parameters"] = self.rope
         settings = {**renamed_kinds(settings, self.ropes), **fixed.get(kind, {})}
         prepared = self.prepare(settings) if self.prepare else settings
-        values = Values({**prepared, **fixed.get("", {})}, keys=self.keys)
+        values = ConfigReader({**prepared, **fixed.get("", {})}, keys=self.keys)
         model = llama.from_hf(
             values,
             function=self.function,
@@ -101,14 +101,14 @@ class Family:
             rotated=self.rotated,
             expansion=self.expansion,
         )
-        return self._built(Draft(model, Values(settings, keys=self.keys), kind, None), kind)
+        return self._built(Draft(model, ConfigReader(settings, keys=self.keys), kind, None), kind)
 
     def from_gguf(
         self, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     ) -> ModelConfig:
         """GGUF metadata → ModelConfig. Raises CheckpointError and UnsupportedModel."""
-        kind = Values(metadata).text("general.architecture")
-        values = Values(metadata, prefix=f"{kind}.")
+        kind = ConfigReader(metadata).text("general.architecture")
+        values = ConfigReader(metadata, prefix=f"{kind}.")
         filled = {**self.metadata, **(self.fill(values) if self.fill else {})}
         whole = {**metadata, **{f"{kind}.{key}": value for key, value in filled.items()}}
         model = llama.from_gguf(

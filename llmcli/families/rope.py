@@ -26,7 +26,7 @@ from llmcli.config.attention import (
 from llmcli.config.frequencies import frequencies
 from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.values import MOST, Values, shortened
+from llmcli.families.values import LIMITS, ConfigReader, shortened
 
 T = TypeVar("T")
 DEFAULT_THETA = 10000.0
@@ -42,7 +42,7 @@ _ORIGINAL = ("yarn", "llama3", "longrope")  # kinds that use the original length
 
 
 def rope_from_hf(
-    values: Values, *, head_dim: int, context: int, share: float | None = None
+    values: ConfigReader, *, head_dim: int, context: int, share: float | None = None
 ) -> RopeConfig:
     """Read the RoPE settings of a config.json, for heads of size `head_dim`.
 
@@ -58,7 +58,7 @@ def rope_from_hf(
             f"rotary positions of kind `{shortened(kind)}` are not supported",
             hint=f"supported kinds: {', '.join(_HF_KINDS)}",
         )
-    theta_at = scaled if scaled.says("rope_theta") else values
+    theta_at = scaled if scaled.contains("rope_theta") else values
     theta = theta_at.number("rope_theta", _unless_null(theta_at, "rope_theta", DEFAULT_THETA))
     dims = head_dim
     # other kinds ignore the fraction
@@ -71,7 +71,7 @@ def rope_from_hf(
     length_at = values if values.has("original_max_position_embeddings") else scaled
     key = "original_max_position_embeddings"
     longest = _unless_null(length_at, key, context) if kind in _ORIGINAL else context
-    original = length_at.integer(key, longest, most=MOST["positions"])
+    original = length_at.integer(key, longest, most=LIMITS["positions"])
     scaling = _hf_scaling(kind, scaled, dims, context, original)
     _check_theta(theta, scaling)
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
@@ -92,7 +92,7 @@ def check_rotations(model: ModelConfig) -> None:
             raise ArithmeticError
 
 
-def scores_yarn_from_hf(values: Values) -> float:
+def scores_yarn_from_hf(values: ConfigReader) -> float:
     """Additional factor on attention scores: `mscale(factor, mscale_all_dim)²`.
 
     Only with `mscale_all_dim` (DeepSeek-V2; other attentions do not read it).
@@ -104,7 +104,7 @@ def scores_yarn_from_hf(values: Values) -> float:
     return _mscale(scaled.number("factor"), multiplier) ** 2
 
 
-def scores_yarn_from_gguf(rope: RopeConfig, values: Values) -> tuple[RopeConfig, float]:
+def scores_yarn_from_gguf(rope: RopeConfig, values: ConfigReader) -> tuple[RopeConfig, float]:
     """Additional factor on scores of a GGUF file, and the RoPE without its factor on cos and sin.
 
     The converter writes 0.1 · `mscale_all_dim` in float32; llama.cpp assumes an equal `mscale`.
@@ -116,19 +116,19 @@ def scores_yarn_from_gguf(rope: RopeConfig, values: Values) -> tuple[RopeConfig,
     return replace(rope, scaling=scaling), _mscale(scaling.factor, multiplier) ** 2
 
 
-def _settings(values: Values) -> Values:
+def _settings(values: ConfigReader) -> ConfigReader:
     """The RoPE settings: an old `rope_scaling` replaces `rope_parameters`, as in transformers."""
-    return values.section("rope_scaling") or values.section("rope_parameters") or Values({})
+    return values.section("rope_scaling") or values.section("rope_parameters") or ConfigReader({})
 
 
-def _kind(scaled: Values) -> str:
-    key = "rope_type" if scaled.says("rope_type") else "type"
+def _kind(scaled: ConfigReader) -> str:
+    key = "rope_type" if scaled.contains("rope_type") else "type"
     return scaled.text(key, _unless_null(scaled, key, "default"))
 
 
-def _unless_null(values: Values, key: str, default: T) -> T | None:
+def _unless_null(values: ConfigReader, key: str, default: T) -> T | None:
     """The default, or None for an explicit null, with which transformers fails."""
-    return None if values.says(key) else default
+    return None if values.contains(key) else default
 
 
 def renamed_kinds(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict
     `rope_theta` applied to full attention only; the default base is `theta`.
     """
     nested = config.get("rope_parameters")
-    own = Values(nested).section(kind) if isinstance(nested, Mapping) else None
+    own = ConfigReader(nested).section(kind) if isinstance(nested, Mapping) else None
     settings = {} if own is None else own.all()
     if kind == "full_attention":
         old = config.get("rope_scaling")
@@ -160,14 +160,14 @@ def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict
 
 
 def rope_from_gguf(
-    values: Values, tensors: Container[str], *, head_dim: int, context: int
+    values: ConfigReader, tensors: Container[str], *, head_dim: int, context: int
 ) -> RopeConfig:
     """Read the RoPE settings of GGUF metadata; `values` has the architecture as prefix.
 
     A tensor of frequency factors is named in the scaling; the loader reads it. Raises
     CheckpointError and UnsupportedModel.
     """
-    dims = values.integer("rope.dimension_count", head_dim, most=MOST["head_dim"])
+    dims = values.integer("rope.dimension_count", head_dim, most=LIMITS["head_dim"])
     _check_dims(dims, head_dim)
     theta = values.number("rope.freq_base", DEFAULT_THETA)
     scaling = _gguf_scaling(values, tensors, context)
@@ -181,14 +181,14 @@ def rope_from_gguf(
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
 
 
-def _gguf_scaling(values: Values, tensors: Container[str], context: int) -> RopeScaling:
+def _gguf_scaling(values: ConfigReader, tensors: Container[str], context: int) -> RopeScaling:
     """Phi-3's LongRoPE by its tensors of divisors, else what the metadata say.
 
     YaRN as in llama.cpp: the temperature from the factor, times the file's `attn_factor`. Its
     context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so the temperature
     is applied once to cos and sin. The `yarn_…` keys have no effect: `gguf_ignored`.
     """
-    key, most = "rope.scaling.original_context_length", MOST["positions"]
+    key, most = "rope.scaling.original_context_length", LIMITS["positions"]
     if all(name in tensors for name in GGUF_LONGROPE):
         return LongRopeScaling(
             short=(),
@@ -215,7 +215,7 @@ def _gguf_scaling(values: Values, tensors: Container[str], context: int) -> Rope
     return None if kind == "none" or factor == 1.0 else LinearScaling(factor=factor)
 
 
-def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
+def yarn_as_written(rope: RopeConfig, values: ConfigReader) -> RopeConfig:
     """YaRN with the file's `yarn_…` settings, which llama.cpp reads for few architectures."""
     if not isinstance(rope.scaling, YarnScaling):
         return rope
@@ -228,7 +228,9 @@ def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
     return replace(rope, scaling=scaling)
 
 
-def _hf_scaling(kind: str, scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+def _hf_scaling(
+    kind: str, scaled: ConfigReader, dims: int, context: int, original: int
+) -> RopeScaling:
     match kind:
         case "linear":
             return LinearScaling(factor=scaled.number("factor"))
@@ -258,9 +260,9 @@ def _hf_scaling(kind: str, scaled: Values, dims: int, context: int, original: in
     return None
 
 
-def _yarn(scaled: Values, context: int, original: int) -> YarnScaling:
-    if not scaled.says("factor"):  # null: the ratio of the lengths, as in transformers
-        raise scaled.wrong("factor", "a finite number")
+def _yarn(scaled: ConfigReader, context: int, original: int) -> YarnScaling:
+    if not scaled.contains("factor"):  # null: the ratio of the lengths, as in transformers
+        raise scaled.invalid("factor", "a finite number")
     factor = scaled.number("factor", context / original)
     attention = scaled.optional_number("attention_factor", above=False)
     if attention is None:
@@ -280,7 +282,7 @@ def _yarn(scaled: Values, context: int, original: int) -> YarnScaling:
     )
 
 
-def _longrope(scaled: Values, dims: int, context: int, original: int) -> LongRopeScaling:
+def _longrope(scaled: ConfigReader, dims: int, context: int, original: int) -> LongRopeScaling:
     factor = scaled.number("factor", context / original)
     attention = scaled.optional_number("attention_factor", above=False)
     if attention is None:
@@ -300,10 +302,10 @@ def _mscale(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
-def _fraction(values: Values, usual: float | None) -> float:
+def _fraction(values: ConfigReader, usual: float | None) -> float:
     fraction = values.number("partial_rotary_factor", usual)
     if fraction > 1.0:
-        raise values.wrong("partial_rotary_factor", "a number above 0, at most 1")
+        raise values.invalid("partial_rotary_factor", "a number above 0, at most 1")
     return fraction
 
 

@@ -189,7 +189,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ScaleTensor:
     """Checkpoint tensor `pattern` belongs to the quantized tensor `weight`.
 
     It is its scale, arranged by `grid`, or (`grid` None) a byte with the storage layout.
@@ -201,7 +201,7 @@ class Beside:
     within: Ranges = field(default_factory=dict, hash=False)
 
 
-Rule = Rename | Drop | Beside
+Rule = Rename | Drop | ScaleTensor
 
 
 @dataclass(frozen=True)
@@ -317,14 +317,14 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
         for rule, numbers in matches:
             if isinstance(rule, Drop):
                 dropped.append((name, rule.reason))
-            elif isinstance(rule, Beside):
+            elif isinstance(rule, ScaleTensor):
                 beside.setdefault(_filled(rule.weight, numbers), []).append((name, rule.grid))
             else:
                 target, bracket, index = _filled(rule.target, numbers).partition("[")
                 item = int(index[:-1]) if bracket else None
                 loads.append(Load(name, target, rule.ops, index=item))
     scaled, unused = _scaled(loads, beside)
-    called = (rule.pattern for rule in rules if isinstance(rule, Beside) and rule.grid)
+    called = (rule.pattern for rule in rules if isinstance(rule, ScaleTensor) and rule.grid)
     return Plan(
         loads=tuple(scaled),
         dropped=tuple(dropped),

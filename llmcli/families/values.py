@@ -14,7 +14,7 @@ from typing import Any
 from llmcli.errors import CheckpointError, UnsupportedModel
 
 # Far above every published model, low enough to be harmless before weights are checked.
-MOST = {
+LIMITS = {
     "layers": 1024,
     "heads": 1 << 14,
     "head_dim": 1 << 14,
@@ -26,7 +26,7 @@ MOST = {
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 
-class Values:
+class ConfigReader:
     """Checked access to a configuration's keys.
 
     `prefix` is prepended to every key (`llama.` in GGUF metadata). `keys`: other names that some
@@ -51,7 +51,7 @@ class Values:
         """Whether the key has a value other than null."""
         return self._mapping.get(self.name(key)) is not None
 
-    def says(self, key: str) -> bool:
+    def contains(self, key: str) -> bool:
         """Whether the key is present, possibly with an explicit null."""
         return self.name(key) in self._mapping
 
@@ -63,20 +63,20 @@ class Values:
         """The unchecked value; None if absent."""
         return self._mapping.get(self.name(key))
 
-    def section(self, key: str) -> Values | None:
+    def section(self, key: str) -> ConfigReader | None:
         """A nested object; None if absent or empty."""
         value = self.raw(key)
         if value is None or value == {}:
             return None
         if not isinstance(value, Mapping):
-            raise self.wrong(key, "an object")
-        return Values(value, prefix="")
+            raise self.invalid(key, "an object")
+        return ConfigReader(value, prefix="")
 
     def integer(self, key: str, default: int | None = None, *, most: int, least: int = 1) -> int:
         """An integer from `least` to `most`."""
         value = self._present(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(key, f"a whole number from {least} to {most}")
+            raise self.invalid(key, f"a whole number from {least} to {most}")
         return value
 
     def per_layer(
@@ -89,8 +89,8 @@ class Values:
         if not isinstance(value, list | tuple):
             return (self.integer(key, most=most),) * layers
         if len(value) != layers:
-            raise self.wrong(key, f"one number, or one for each of {layers} layers")
-        return tuple(Values({key: item}).integer(key, most=most) for item in value)
+            raise self.invalid(key, f"one number, or one for each of {layers} layers")
+        return tuple(ConfigReader({key: item}).integer(key, most=most) for item in value)
 
     def number(
         self,
@@ -108,9 +108,9 @@ class Values:
         value = _untagged(self._present(key, default))
         right = isinstance(value, int | float) and not isinstance(value, bool)
         if not right or not (_finite(value) or (infinite and value in (math.inf, -math.inf))):
-            raise self.wrong(key, "a number" if infinite else "a finite number")
+            raise self.invalid(key, "a number" if infinite else "a finite number")
         if value < least or (above and value == least):
-            raise self.wrong(key, f"a number {'above' if above else 'from'} {least:g}")
+            raise self.invalid(key, f"a number {'above' if above else 'from'} {least:g}")
         return float(value)
 
     def optional_number(self, key: str, *, least: float = 0.0, above: bool = True) -> float | None:
@@ -129,9 +129,9 @@ class Values:
         """A list of `count` numbers, each as `number` reads it."""
         value = self.raw(key)
         if not isinstance(value, list | tuple) or len(value) != count:
-            raise self.wrong(key, f"a list of {count} numbers")
+            raise self.invalid(key, f"a list of {count} numbers")
         return tuple(
-            Values({key: item}).number(key, least=least, above=above, infinite=infinite)
+            ConfigReader({key: item}).number(key, least=least, above=above, infinite=infinite)
             for item in value
         )
 
@@ -141,14 +141,14 @@ class Values:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
+            raise self.invalid(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
         value = self._present(key, default)
         if not isinstance(value, str):
-            raise self.wrong(key, "a string")
+            raise self.invalid(key, "a string")
         return value
 
     def ids(self, key: str, default: Sequence[int], *, vocab: int) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class Values:
             return ()
         listed = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
-            raise self.wrong(key, "a token id or a list of them")
+            raise self.invalid(key, "a token id or a list of them")
         return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
 
     def each(self, key: str, layers: int, known: Sequence[object], expected: str) -> list[Any]:
@@ -168,16 +168,16 @@ class Values:
         """
         listed, kind = self.raw(key), type(known[0])
         if not isinstance(listed, list) or len(listed) != layers:
-            raise self.wrong(key, expected)
+            raise self.invalid(key, expected)
         if not all(isinstance(one, kind) and one in known for one in listed):
-            raise self.wrong(key, expected)
+            raise self.invalid(key, expected)
         return listed
 
     def layer_types(self, layers: int, known: Container[str]) -> list[str]:
         """The type of each layer. Raises UnsupportedModel for types that are not in `known`."""
         listed = self.raw("layer_types")
         if not isinstance(listed, list) or len(listed) != layers:
-            raise self.wrong("layer_types", f"a list with a type for each of {layers} layers")
+            raise self.invalid("layer_types", f"a list with a type for each of {layers} layers")
         for name in listed:
             if not isinstance(name, str) or name not in known:
                 raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
@@ -187,7 +187,7 @@ class Values:
         """`size / parts`, the values of `key` and `by`, without remainder."""
         return require_divisible(f"`{self.name(key)}`", size, f"`{self.name(by)}`", parts)
 
-    def wrong(self, key: str, expected: str) -> CheckpointError:
+    def invalid(self, key: str, expected: str) -> CheckpointError:
         """The error for a key with a wrong or missing value."""
         name = self.name(key)
         if self.raw(key) is None:

@@ -257,7 +257,7 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
             for one in ours:
                 meant = block + found.expand(one.removeprefix(">"))
                 if one[0] == ">":
-                    meant = parameters[meant].makes if meant in parameters else ""
+                    meant = parameters[meant].output if meant in parameters else ""
                 close += [meant] if meant in known else []
             if close:
                 return close[:2]
@@ -341,14 +341,14 @@ def _outputs(model: Graph, *, adds: bool) -> dict[str, _Output]:
             for one in sublayer.branches:
                 mixes = part_of(one.config.part).mixes
                 output = _Output(
-                    made=sublayer.leaves if adds else one.makes,
+                    made=sublayer.stream_out if adds else one.output,
                     block=block if mixes or len(layer.parts) == 1 else None,
                     mixes=mixes,
                 )
-                found[one.makes] = found[f"{one.part}.W_router"] = output
+                found[one.output] = found[f"{one.part}.W_router"] = output
     for row in model.parameters.values():
         if row.name.endswith(".shared.W_down"):  # a shared expert is a separate module
-            found[row.makes] = _Output(made=row.makes)
+            found[row.output] = _Output(made=row.output)
     return found
 
 
@@ -368,7 +368,7 @@ def _made_by(parameter: str, model: Graph) -> str:
     A recurrence's output norm and gate are one module.
     """
     if parameter in model.parameters:
-        made = model.parameters[parameter].makes
+        made = model.parameters[parameter].output
         part, normed, _ = made.partition(".z_norm")
         return f"{part}.out" if normed else made
     # a tied head is not a parameter, and rules may name norms that this model lacks

@@ -42,9 +42,9 @@ class BranchNames:
     norm: str | None
     reads: str
     part: str
-    makes: str
+    output: str
     post: str | None
-    adds: str
+    residual_update: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,13 @@ class SumNames:
 class SublayerNames:
     """The residual stream before and after a sublayer, and its branches.
 
-    `adds`: tensors added to the stream. `summed`: the sum of branches, if it has a norm.
+    `residual_updates`: tensors added to it. `summed`: the sum of branches, if it has a norm.
     """
 
     stream: str
-    leaves: str
+    stream_out: str
     branches: tuple[BranchNames, ...]
-    adds: tuple[str, ...]
+    residual_updates: tuple[str, ...]
     summed: SumNames | None = None
 
 
@@ -98,24 +98,30 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
             role = "attn" if kind.mixes else "mlp"
             out = f"{part}_out" if used[f"{role}_out"] else f"{block}.{role}_out"
             post = f"{block}.ln{number}_post" if branch.post_norm is not None else None
-            makes, adds = f"{part}.{kind.gives}", out
+            output, update = f"{part}.{kind.raw_output}", out
             if summed is not None:
-                adds = makes if post is None else f"{post}.out"
+                update = output if post is None else f"{post}.out"
             else:
                 used[f"{role}_out"] += 1
                 if post is None and branch.multiplier == 1:
-                    makes = adds
-            ends: dict[str, Any] = {"norm": norm, "reads": reads, "makes": makes, "post": post}
-            branches.append(BranchNames(config=branch, part=part, adds=adds, **ends))
+                    output = update
+            ends: dict[str, Any] = {"norm": norm, "reads": reads, "output": output, "post": post}
+            branches.append(BranchNames(config=branch, part=part, residual_update=update, **ends))
         last = at == len(layer.sublayers) - 1
-        leaves = f"{block}.resid_{'post' if last else 'mid' if at == 0 else f'mid{at + 1}'}"
-        added = tuple(one.adds for one in branches)
+        place = "post" if last else "mid" if at == 0 else f"mid{at + 1}"
+        added = tuple(one.residual_update for one in branches)
         if summed is not None:
             added = (out,)
             used[f"{role}_out"] += 1
-        names = SublayerNames(stream=stream, leaves=leaves, branches=tuple(branches), adds=added)
-        found.append(replace(names, summed=summed))
-        stream = leaves
+        names = SublayerNames(
+            stream=stream,
+            stream_out=f"{block}.resid_{place}",
+            branches=tuple(branches),
+            residual_updates=added,
+            summed=summed,
+        )
+        found.append(names)
+        stream = names.stream_out
     return tuple(found)
 
 
@@ -125,7 +131,7 @@ class BlockRows:
     def __init__(self, layer: LayerConfig, number: int, width: int) -> None:
         self.layer, self.number, self.width = layer, number, width
         self.names = block_names(layer, f"blocks.{number}")
-        self._letters = {self.names[0].stream: "X", self.names[-1].leaves: "H"}
+        self._letters = {self.names[0].stream: "X", self.names[-1].stream_out: "H"}
         self._numbers = count(1)
 
     def rows(
@@ -145,15 +151,15 @@ class BlockRows:
                 rows += self._branch(one, sublayer)
             if sublayer.summed is not None:
                 rows += self._sum(sublayer, sublayer.summed)
-            added, last = sublayer.adds, sublayer is self.names[-1]
+            added, last = sublayer.residual_updates, sublayer is self.names[-1]
             made_of = (*made_of, *added)
             op = Add(parts=(*added, sublayer.stream), before=made_of)
             if last:
                 scalar = r.named("out_scale.w") if layer.scaled else None
                 op = replace(op, scale=layer.scale, weight=scalar)
             where = "as it leaves the block" if last else f"after {_nouns(sublayer)}"
-            rows.append(self._added(sublayer.leaves, op, f"the residual stream {where}"))
-            made_of = made_of if op.plain else (sublayer.leaves,)
+            rows.append(self._added(sublayer.stream_out, op, f"the residual stream {where}"))
+            made_of = made_of if op.plain else (sublayer.stream_out,)
         if layer.scaled:
             r.parameter("out_scale.w", "1", "resid_post", letter="c", wide=True)
         return (*rows, r.graph()), made_of
@@ -168,17 +174,17 @@ class BlockRows:
         yield self._part(one, sublayer)
         if one.post is not None and branch.post_norm is not None:
             words = (f"the norm after {noun}", f"the output of {noun}, normalized")
-            post = self._norm(branch.post_norm, one.post, one.makes, words, wide=True)
+            post = self._norm(branch.post_norm, one.post, one.output, words, wide=True)
             yield post
-        source = f"{one.post}.out" if one.post is not None else one.makes
-        if one.adds in (one.makes, source):
+        source = f"{one.post}.out" if one.post is not None else one.output
+        if one.residual_update in (one.output, source):
             return
         adds = f"what {noun} adds to the residual stream"
         if branch.multiplier == 1:
-            yield self._same(one.adds, post, adds)
+            yield self._same(one.residual_update, post, adds)
         else:
             op = Add(parts=(source,), before=(), scale=branch.multiplier)
-            yield self._added(one.adds, op, adds)
+            yield self._added(one.residual_update, op, adds)
 
     def _part(self, one: BranchNames, sublayer: SublayerNames) -> PartGraph:
         part, first = one.config.part, sublayer.branches[0]
@@ -186,9 +192,9 @@ class BlockRows:
             name=one.part,
             source=one.reads,
             stream=sublayer.stream,
-            makes=one.makes,
-            letter=self._letter(one.makes),
-            adds=one.makes in sublayer.adds,
+            output=one.output,
+            letter=self._letter(one.output),
+            adds=one.output in sublayer.residual_updates,
             layer=self.number,
             width=self.width,
             second=one is not first and not part_of(first.config.part).mixes,
@@ -197,12 +203,13 @@ class BlockRows:
 
     def _sum(self, sublayer: SublayerNames, summed: SumNames) -> Iterator[PartGraph]:
         """The sum of branches, its norm, and the added tensor."""
-        nouns, parts = _nouns(sublayer), tuple(one.adds for one in sublayer.branches)
+        nouns, parts = _nouns(sublayer), tuple(one.residual_update for one in sublayer.branches)
         yield self._added(summed.sum, Add(parts=parts, before=()), f"the sum of {nouns}")
         words = (f"the norm after {nouns}", f"the sum of {nouns}, normalized")
         post = self._norm(summed.config, summed.norm, summed.sum, words, wide=True)
         yield post
-        yield self._same(sublayer.adds[0], post, f"what {nouns} add to the residual stream")
+        adds = f"what {nouns} add to the residual stream"
+        yield self._same(sublayer.residual_updates[0], post, adds)
 
     def _norm(self, norm: NormConfig, name: str, *given: Any, wide: bool = False) -> PartGraph:
         """A norm, its source and its words, see `norm_graph`."""

@@ -25,9 +25,9 @@ from llmcli.graph.precision import Precision
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.records.info import ParameterCounts
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
-CostByPart = Mapping[Place, PartWork]  # (part, layer) → cost, in execution order
+CostByPart = Mapping[Place, Cost]  # (part, layer) → cost, in execution order
 ExpertsRun = Mapping[int, int]  # layer → number of experts that ran, over all calls
 
 
@@ -42,7 +42,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
     for spec in parameters(config):
         row = model.parameters[spec.name]
         parts[row.kind] += spec.count
-        if isinstance(model[row.makes].op, ExpertProject):
+        if isinstance(model[row.output].op, ExpertProject):
             idle += spec.count - spec.count // spec.shape[0] * model.sizes(spec.layer)["K"]
     total = sum(parts.values())
     return ParameterCounts(total=total, active=total - idle, **parts)
@@ -69,14 +69,14 @@ def decode_calls(*, batch: int, tokens: int, past: int) -> Iterator[tuple[Call, 
 
 def total_cost(
     config: ModelConfig, call: Call, *, precision: Precision, logits: Logits = "last"
-) -> PartWork:
+) -> Cost:
     """The cost of all parts of one call together."""
     return total(cost_by_part(config, ((call, logits),), precision=precision))
 
 
-def total(costs: CostByPart) -> PartWork:
+def total(costs: CostByPart) -> Cost:
     """The cost of all parts together."""
-    return sum(costs.values(), PartWork())
+    return sum(costs.values(), Cost())
 
 
 def step_bytes(config: ModelConfig, tokens: int, *, batch: int = 1, precision: Precision) -> int:
@@ -110,7 +110,7 @@ def cost_by_part(
         for index, layer in enumerate(config.layers)
     ]
     late = {one for one in alike if one >= readers}
-    costs, summed, counts = _Costs(config, precision), dict[Place, PartWork](), Counter[str]()
+    costs, summed, counts = _Costs(config, precision), dict[Place, Cost](), Counter[str]()
     for call, logits in calls:
         tokens = call.batch * call.tokens
         counts.update(calls=1, heads=logits != "none", tokens=tokens, positions=call.tokens)
@@ -119,7 +119,7 @@ def cost_by_part(
             ends = call if logits == "all" else replace(call, tokens=1, past=call.keys - 1)
             parts += costs.of(ends, logits, late)
         for place, cost in parts:
-            summed[place] = summed.get(place, PartWork()) + cost
+            summed[place] = summed.get(place, Cost()) + cost
     weights = costs.weights(counts, ran, readers)
     inside = defaultdict[int | None, list[str]](list)
     for part, layer in summed:
@@ -127,7 +127,7 @@ def cost_by_part(
     before, *behind = [(part, None, None) for part in inside[None]]
     blocks = [(part, at, first) for at, first in enumerate(alike) for part in inside[first]]
     return {
-        (part, layer): summed[part, first] + PartWork(weights=weights[part, layer])
+        (part, layer): summed[part, first] + Cost(weights=weights[part, layer])
         for part, layer, first in (before, *blocks, *behind)
     }
 
@@ -164,7 +164,7 @@ class _Costs:
             if spec.name == "embed.W" and model.config.head.tied:
                 found["head", None] += spec.bytes * counts["heads"]
                 continue
-            node = model[model.parameters[spec.name].makes]
+            node = model[model.parameters[spec.name].output]
             late = node.ends or (spec.layer is not None and spec.layer >= readers)
             times, of = counts["heads" if late else "calls"], 1
             if isinstance(node.op, LookUp):
@@ -178,7 +178,7 @@ class _Costs:
 
     def of(
         self, call: Call, logits: Logits, layers: Set[int | None]
-    ) -> Iterator[tuple[Place, PartWork]]:
+    ) -> Iterator[tuple[Place, Cost]]:
         """Yield the cost of each activation of `layers`, without parameters.
 
         Several may belong to one part.
@@ -190,7 +190,7 @@ class _Costs:
         shared: set[str] = set()  # products and rotations shared by activations
         for name, spec in specs.items():
             node, place = model[name], model.place(name)
-            unseen = not spec.written or node.shown or place[0] == "gaps"
+            unseen = not spec.written or node.tap_only or place[0] == "gaps"
             if place[1] not in layers or unseen:
                 continue
             product = node.op if isinstance(node.op, Project | ExpertProject) else None
@@ -205,7 +205,7 @@ class _Costs:
             cache, copied = self._cached(node, call)
             moved = self._moved(node, specs, call, first=first)
             flops = {"flops": spec.flops, "flops_full": spec.flops_full, "gemv": gemv, "gemm": gemm}
-            yield place, PartWork(cache=cache, activations=moved + copied, **flops)
+            yield place, Cost(cache=cache, activations=moved + copied, **flops)
 
     def _cached(self, node: Node, call: Call) -> tuple[int, int]:
         """Bytes read from states: visible keys and values, or a fixed-size state; bytes written."""

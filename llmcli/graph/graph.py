@@ -39,7 +39,7 @@ class Graph:
         self._segments: dict[int | None, dict[str, str]] = {}
         self._build()
         nodes = self.nodes.values()
-        self._shown = frozenset(node.name for node in nodes if node.op.only_shown)
+        self._tap_only = frozenset(node.name for node in nodes if node.op.tap_only)
         self._derived = self.derived(edited=())
         self._formulas: dict[str, str] = {}
         self.cached = {state.holds for state in self.states.values() if state.cached}
@@ -77,8 +77,8 @@ class Graph:
         Activations before the blocks have no layer, including the first `resid_pre`. Raises
         KeyError.
         """
-        makes = self.parameters[name].makes if name in self.parameters else name
-        node = self.nodes[makes]
+        output = self.parameters[name].output if name in self.parameters else name
+        node = self.nodes[output]
         return node.group, None if node.group == "embed" else node.layer
 
     @cached_property
@@ -129,7 +129,7 @@ class Graph:
     def _build(self) -> None:
         config = self.config
         self._add(embedding_graph(config.embedding), None)
-        stream = config.embedding.adds
+        stream = config.embedding.residual_updates
         enters = Add(parts=stream, before=stream)
         copied = stream[0] if len(stream) == 1 else None
         if config.embedding.per_layer is not None:
@@ -152,7 +152,7 @@ class Graph:
 
     def derived(self, edited: Container[str]) -> frozenset[str]:
         """Activations that no kernel stores if `edited` are edited; computed only for display."""
-        return self._shown.union(*(one.covers for one in self.kernels if one.runs(edited)))
+        return self._tap_only.union(*(one.fuses for one in self.kernels if one.runs(edited)))
 
     def written(self, name: str) -> bool:
         """Whether a kernel stores an activation (without edits)."""

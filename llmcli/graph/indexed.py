@@ -87,7 +87,7 @@ def _items(inside: str, text: str) -> tuple[int | str, ...]:
                 )
             found.append(int(item["number"]))
         else:
-            found.append(_unescaped(item["single"] or item["double"] or ""))
+            found.append(_ESCAPE.sub(_character, item["single"] or item["double"] or ""))
         at, more = item.end(), item["end"] == ","
     return tuple(found)
 
@@ -110,10 +110,6 @@ def _quote(inside: str, at: int, name: str) -> str:
         return EXAMPLE + "; the shell needs quotes around all of it"
     whole = f"{name}[{inside[:at]}'{word.rstrip()}'{comma}{rest}]"
     return f'a token needs quotes, and so does all of it for the shell: "{whole}"'
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(_character, text)
 
 
 def _character(escape: re.Match[str]) -> str:

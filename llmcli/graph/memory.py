@@ -106,7 +106,7 @@ class _Chunk:
         call = Call(batch=self.batch, tokens=self.tokens, past=past, phase="prefill")
         firsts = {None, *first.values()}
         found = plan(model.config, precision.call(call), logits="last", layers=firsts)
-        self.specs = {spec.name: spec for spec in found.written if not model[spec.name].shown}
+        self.specs = {spec.name: spec for spec in found.written if not model[spec.name].tap_only}
         self._columns = Counter[str]()  # of products
         for name in self.specs:
             op = model[name].op

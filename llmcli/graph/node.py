@@ -22,7 +22,7 @@ class Node:
 
     `formula_letter`: the symbol in its formula if it differs. `aside`: a remark that derivations
     append to the formula. `ends`: only for positions whose logits are needed. `integer`: integer
-    values. `shown`: computed only for a tap; the forward pass does not use it, so it cannot be
+    values. `tap_only`: computed only for a tap; the forward pass does not use it, so it cannot be
     edited.
     """
 
@@ -39,14 +39,14 @@ class Node:
     aside: str = ""
     ends: bool = False
     integer: bool = False
-    shown: bool = False
+    tap_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter; `makes`: the activation whose formula contains it.
+    """A parameter; `output`: the activation whose formula contains it.
 
-    `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
+    `axes` have the formula's orientation (`Q = T¹ W_q`); `transposed`: torch stores the transpose.
     `kind`: the row of `info` that counts it. `shares`: the memory shared by several parameters in a
     row. `wide`: kept in at least float32 in every dtype (`A_log`, correction biases). `dense`:
     never in blocks, since each head's matrix is multiplied separately and along both axes, one of
@@ -55,12 +55,12 @@ class Parameter:
 
     name: str
     axes: tuple[str, ...]
-    makes: str
+    output: str
     words: str
     kind: str
     letter: str
     layer: int | None = None
-    turned: bool = False
+    transposed: bool = False
     wide: bool = False
     dense: bool = False
     shares: str | None = None
@@ -91,17 +91,17 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A fused kernel, which does not store the activations that it `covers`.
+    """A fused kernel, which does not store the activations that it `fuses`.
 
     `optional`: the part falls back to separate ops if a covered activation is edited.
     """
 
-    covers: tuple[str, ...]
+    fuses: tuple[str, ...]
     optional: bool = False
 
     def runs(self, edited: Container[str]) -> bool:
         """Whether the kernel runs if the activations `edited` are edited."""
-        return not (self.optional and any(name in edited for name in self.covers))
+        return not (self.optional and any(name in edited for name in self.fuses))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class PartGraph:
 class Site:
     """The place of a part: its `name` (`blocks.3.attn`), input and output.
 
-    `source`: its input, computed from the residual `stream` by its norm, if any. `makes` and
+    `source`: its input, computed from the residual `stream` by its norm, if any. `output` and
     `letter`: its output. `adds`: the output is added to the residual stream directly, without a
     norm or multiplier. `second`: another feed-forward precedes it in the block and has the usual
     letters.
@@ -134,14 +134,14 @@ class Site:
     name: str
     source: str
     stream: str
-    makes: str
+    output: str
     letter: str
     adds: bool
     layer: int
     width: int
     second: bool = False
 
-    def output(self, what: str) -> str:
+    def words(self, what: str) -> str:
         """The description of the output of `what`."""
         if self.adds:
             return f"what {what} adds to the residual stream"

@@ -47,13 +47,13 @@ class Op:
     side of its formula as a format string of its fields, where it is constant. `multiplies`: axes
     whose product is the multiplications per token in matrix products. `by_rows`: a row is expensive
     (a multiplication per number of a matrix, or of all earlier tokens), and independent of other
-    queries' rows. `only_shown`: models do not compute the activation, it is not needed for logits.
+    queries' rows. `tap_only`: models do not compute the activation, it is not needed for logits.
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("source",)
     FORM: ClassVar[str] = ""
     by_rows: ClassVar[bool] = False
-    only_shown: ClassVar[bool] = False
+    tap_only: ClassVar[bool] = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ class HeadShare(Op):
     `whole` is their sum, plus the bias if there is one; models only compute the sum.
     """
 
-    by_rows = only_shown = True
+    by_rows = tap_only = True
     source: str
     weight: str
     whole: str

@@ -55,7 +55,7 @@ def _parameters(
         dtype_of = stored.get(row.name) or (wide_dtype(dtype) if row.wide else dtype)
         shares = None if apart else row.shares
         memory: dict[str, Any] = {"shares": shares, "file_layout": file_layout}
-        formula = model.formula(model[row.makes])
+        formula = model.formula(model[row.output])
         sizes = model.sizes(row.layer)
         specs.append(_spec(row, "parameter", sizes, formula, dtype_of, **memory))
     return tuple(specs)
@@ -137,7 +137,7 @@ def _tensors(
         sizes = {**model.sizes(node.layer), "B": call.batch, "T": tokens, "S": call.keys}
         same = node.shares is not None and node.shares in model.nodes
         same = same and model[str(node.shares)].op is node.op
-        full, masked = (0, 0) if same or node.shown else node.op.flops(call, tokens, sizes)
+        full, masked = (0, 0) if same or node.tap_only else node.op.flops(call, tokens, sizes)
         other: dict[str, Any] = {"shares": _memory(node, call, model), "phase": call.phase}
         other |= {"flops": full - masked, "flops_full": full, "written": node.name not in derived}
         own = model.formula(node), _dtype(node, call, model)
@@ -156,7 +156,7 @@ def _spec(
     axes = row.axes if kind == "parameter" else ("B", *row.axes)
     shape = tuple(size(axis, sizes) for axis in axes)
     if isinstance(row, Parameter):
-        other["stored_shape"] = (*shape[:-2], *shape[:-3:-1]) if row.turned else shape
+        other["stored_shape"] = (*shape[:-2], *shape[:-3:-1]) if row.transposed else shape
     other |= {"kind": kind, "layer": row.layer, "dtype": dtype}
     return TensorSpec(name=row.name, axes=axes, shape=shape, formula=formula, **other)
 

@@ -217,7 +217,7 @@ def matrices(config: ModelConfig) -> dict[str, int]:
         for spec in parameters(config)
         if len(spec.axes) > 1
         and isinstance(
-            model[model.parameters[spec.name].makes].op,
+            model[model.parameters[spec.name].output].op,
             ExpertProject if len(spec.axes) == 3 else Project | LookUp,
         )
     }
@@ -234,7 +234,7 @@ def in_no_blocks(config: ModelConfig, *, card: bool = False) -> frozenset[str]:
         spec.name
         for spec in parameters(config)
         if (len(spec.axes) == 3 and not card and (spec.stored_shape or spec.shape)[1] % ROWS)
-        or model[model.parameters[spec.name].makes].group == "router"
+        or model[model.parameters[spec.name].output].group == "router"
         or model.parameters[spec.name].dense
     )
 

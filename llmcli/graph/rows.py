@@ -79,12 +79,12 @@ class Rows:
         self.nodes.append(Node(name=name, axes=shape, op=op, layer=self.layer, **found))
         return name
 
-    def parameter(self, leaf: str, axes: str, makes: str, words: str = "", **other: Any) -> str:
+    def parameter(self, leaf: str, axes: str, output: str, words: str = "", **other: Any) -> str:
         """A parameter with `axes` (`D H·dh`); its symbol is the leaf name if `other` has none."""
-        name, shape, makes = self.named(leaf), tuple(axes.split()), self.named(makes)
-        found = {"letter": leaf, "kind": self.kind, "layer": self.layer, **other}
+        name, shape, output = self.named(leaf), tuple(axes.split()), self.named(output)
+        found = {"letter": leaf, "kind": self.kind, "layer": self.layer, "output": output, **other}
         words = words or self._lines[leaf][-1]
-        self.parameters.append(Parameter(name=name, axes=shape, makes=makes, words=words, **found))
+        self.parameters.append(Parameter(name=name, axes=shape, words=words, **found))
         return name
 
     def project(
@@ -121,7 +121,7 @@ class Rows:
     def weights(
         self,
         symbol: str,
-        makes: str,
+        output: str,
         shapes: tuple[str, str],
         words: str,
         *,
@@ -135,18 +135,18 @@ class Rows:
         kinds = (("weight", "W", "projection to"), ("bias", "b", "bias of"))
         for (field, letter, of), axes in zip(kinds[: 1 + bias], shapes, strict=False):
             leaf = f"{letter}_{symbol}"
-            how: dict[str, Any] = {"letter": f"{leaf}{mark}", "turned": letter == "W"}
+            how: dict[str, Any] = {"letter": f"{leaf}{mark}", "transposed": letter == "W"}
             how["dense"] = dense or (letter == "b" and " " in axes)
             how["shares"] = self.named(f"{letter}_{fused}") if fused else None
             said = "" if leaf in self._lines else f"{of} {words}"
-            found[field] = self.parameter(leaf, axes, makes, said, **how)
+            found[field] = self.parameter(leaf, axes, output, said, **how)
         return found
 
     def output(self, site: Site, noun: str, leaf: str, source: str, **other: Any) -> str:
         """The last projection, back to the width: the output of the part `noun` at `site`."""
-        words, letter = site.output(noun), site.letter
+        words, letter = site.words(noun), site.letter
         return self.project(
-            leaf, source, name=site.makes, letter=letter, words=words, wide=True, **other
+            leaf, source, name=site.output, letter=letter, words=words, wide=True, **other
         )
 
     def normalize(

@@ -181,7 +181,7 @@ class Kernel:
 
     def _turned(self, name: str) -> bool:
         row = self.graph.parameters.get(name)  # none of a tied head, which is the table turned
-        return row is None or row.turned
+        return row is None or row.transposed
 
     def columns(self, name: str, which: slice) -> Tensor:
         """Some columns of a matrix, `[K, n]`: float64 on the CPU, a copy."""

@@ -31,9 +31,9 @@ class LayerMap:
     """What the map `[H, T, S]` of layer `number` is made of. Raises KeyError where it has none.
 
     `value` and `mixed` are the activations that it mixes and gives, `sources` those that it is
-    computed from, and `reads` all of these. `adds`: what its mixer adds to the residual stream.
-    `score`: the operation whose softmax it is, None where it is no such. `sinks`: whether its heads
-    have sinks of their own, so that their rows sum to less than 1.
+    computed from, and `reads` all of these. `residual_update`: what its mixer adds to the residual
+    stream. `score`: the operation whose softmax it is, None where it is no such. `sinks`: whether
+    its heads have sinks of their own, so that their rows sum to less than 1.
 
     `whole`: the activations whose rows are all needed for one: keys and values, or what a map or a
     convolution reads. `states`: what a cache has of all tokens: keys and values (which may be those
@@ -62,7 +62,7 @@ class LayerMap:
         part = self.mixed.rpartition(".")[0]
         block = block_names(model.config.layers[number], f"blocks.{number}")
         branch = next(one for sub in block for one in sub.branches if one.part == part)
-        self.adds, self._part = branch.adds, branch.config.part
+        self.residual_update, self._part = branch.residual_update, branch.config.part
         own = [one.op for name, one in self._graph.nodes.items() if name.startswith(f"{part}.")]
         self._convolved = [op for op in own if isinstance(op, Convolve)]
         keys = self.sources if self.score is None else (self.score.key,)
@@ -98,7 +98,7 @@ class LayerMap:
     def checked(self) -> tuple[str, ...]:
         """Everything from the residual stream to what is added, the map included."""
         names = [node.name for node in self._graph.nodes.values() if node.layer == self.number]
-        inside = names[1 : names.index(self.adds) + 1]
+        inside = names[1 : names.index(self.residual_update) + 1]
         on_the_way = {self.pattern, *self._graph[self.pattern].op.inputs}
         return tuple(n for n in inside if self._graph.written(n) or n in on_the_way)
 

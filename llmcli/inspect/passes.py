@@ -199,7 +199,7 @@ class _Proof(ABC):
         of = self._maps[layer]
         if name in of.inputs or name in of.checked:
             self._now[name] = tensor
-        if name == of.adds:
+        if name == of.residual_update:
             self._read(of, first, first + tensor.shape[-2])
             self._now = {}
 

@@ -30,7 +30,7 @@ from llmcli.families.rules import (
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.weights.dense import Dense, writable
 from llmcli.weights.packed import MappedWeight
 from llmcli.weights.weight import BlockQuantized, Weight
@@ -45,7 +45,7 @@ _CUT = (
 _GAP_BYTES = 1 << 17  # gaps between used rows from this size on are skipped
 
 
-def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
+def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: LoadTimings) -> None:
     """Copy one checkpoint tensor through its operations into a weight or an item of it.
 
     Some rows at a time if every row is one of the file, stacks of transposed matrices one matrix at
@@ -197,16 +197,14 @@ def row_order(ops: Sequence[Op], shape: tuple[int, ...], source: str) -> Tensor:
 def _goes_by_rows(info: TensorInfo, ops: Sequence[Op]) -> bool:
     """Whether every result row is a row of the file, up to element-wise operations."""
     inside = any(isinstance(op, PerExpert) for op in ops)
-    return len(info.shape) > 1 + inside and all(moves_rows(op) or _is_elementwise(op) for op in ops)
+    return len(info.shape) > 1 + inside and all(
+        isinstance(op, Elementwise) or moves_rows(op) for op in ops
+    )
 
 
 def _goes_by_item(ops: Sequence[Op]) -> bool:
     """Whether every item of the result depends on one item of the file."""
-    return all(isinstance(op, PerExpert) or _is_elementwise(op) for op in ops)
-
-
-def _is_elementwise(op: Op) -> bool:
-    return isinstance(op, Elementwise)
+    return all(isinstance(op, PerExpert | Elementwise) for op in ops)
 
 
 def _row_bytes(info: TensorInfo) -> int:

@@ -23,12 +23,11 @@ from llmcli.loading.filling import in_16_bits, mapped, read_values
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
 from llmcli.nn.parameters import Memory
-from llmcli.prepare.ahead import Ahead
+from llmcli.prepare.ahead import Prefetcher
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.ledger import Ledger
-from llmcli.records.work import Progress, Stages
-from llmcli.text import load_tokenizer
-from llmcli.text.load import ending_ids
+from llmcli.records.work import LoadTimings, Progress
+from llmcli.text.load import text_interface
 from llmcli.weights.weight import Weight
 
 
@@ -59,8 +58,8 @@ def load_checkpoint(
     random_weights: int | None = None,
     text: bool = True,
     progress: Progress | None = None,
-    stages: Stages | None = None,
-    ahead: Ahead | None = None,
+    stages: LoadTimings | None = None,
+    ahead: Prefetcher | None = None,
     prepared: Prepared | None = None,
     **options: Unpack[PrecisionOptions],
 ) -> Model:
@@ -73,14 +72,14 @@ def load_checkpoint(
     memory. Raises UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5),
     UsageError.
     """
-    stages = stages or Stages()
+    stages = stages or LoadTimings()
     with stages("plan"):
         prepared = prepared or prepare(checkpoint, random=random_weights is not None)
         config = configured(prepared)
         if not prepared.random:
             check_loadable(prepared)
     with stages("tokenizer"):
-        tokenizer = load_tokenizer(checkpoint, text=text)
+        interface = text_interface(checkpoint, config, text=text)
     with stages("build"):
         on = devices.resolve_device(device)
         asked = partial(precision_on, on, prepared)
@@ -107,12 +106,9 @@ def load_checkpoint(
     if on.type == "cpu":
         devices.keep_freed_memory()
     return Model(
-        name=checkpoint.name,
-        config=config,
+        **vars(interface),
         decoder=decoder,
-        tokenizer=tokenizer,
         checkpoint=checkpoint,
-        eos_ids=ending_ids(config, tokenizer, checkpoint),
         ledger=ledger,
         random_seed=random_weights,
     )
@@ -151,15 +147,9 @@ def load_shapes(
     prepared = prepare(checkpoint)
     config = configured(prepared)
     precision = precision_on(devices.resolve_device(like), prepared, **options)
-    tokenizer = load_tokenizer(checkpoint, text=False)
-    return Model(
-        name=checkpoint.name,
-        config=config,
-        decoder=Decoder(config, precision, device="meta"),
-        tokenizer=tokenizer,
-        checkpoint=checkpoint,
-        eos_ids=ending_ids(config, tokenizer, checkpoint),
-    )
+    interface = text_interface(checkpoint, config, text=False)
+    decoder = Decoder(config, precision, device="meta")
+    return Model(**vars(interface), decoder=decoder, checkpoint=checkpoint)
 
 
 def _exceeds(weights: int, device: torch.device) -> bool:

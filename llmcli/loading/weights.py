@@ -18,9 +18,9 @@ from llmcli.graph.ops import Normalize
 from llmcli.loading.filling import fill
 from llmcli.loading.scales import check_scale
 from llmcli.ops.quant import PLAIN, check_format, quantize
-from llmcli.prepare.ahead import Ahead
+from llmcli.prepare.ahead import Prefetcher
 from llmcli.records.ledger import Ledger, LedgerEntry
-from llmcli.records.work import Progress, Stages
+from llmcli.records.work import LoadTimings, Progress
 from llmcli.weights.dense import writable
 from llmcli.weights.weight import BlockQuantized
 
@@ -33,11 +33,11 @@ _THREADED = 1 << 30
 def load_weights(
     decoder: Decoder,
     checkpoint: Checkpoint,
-    todo: Plan,
+    plan: Plan,
     *,
     progress: Progress | None = None,
-    stages: Stages | None = None,
-    ahead: Ahead | None = None,
+    stages: LoadTimings | None = None,
+    ahead: Prefetcher | None = None,
 ) -> Ledger:
     """Stream every tensor of a validated plan (`check_fit`) into its slot, some rows at a time.
 
@@ -46,13 +46,13 @@ def load_weights(
     `stages` receives `read` (from the file to the device, in stored bytes; a fused tensor is read
     for each of its parts), `pack` and `convert` (in bytes of packed and other parameters).
     """
-    stages = stages or Stages()
+    stages = stages or LoadTimings()
     weights = {name: decoder.weight(name) for name in decoder.weight_names}
     total = sum(weight.nbytes for weight in weights.values())
     done = 0
     filled = () if ahead is None else ahead.finish(torch.get_num_threads())
     with threads(1 if total < _THREADED else None):
-        for load_ in todo.loads:
+        for load_ in plan.loads:
             weight = weights[load_.target]
             if load_.target not in filled:
                 fill(weight, checkpoint, load_, stages)
@@ -66,7 +66,7 @@ def load_weights(
         wait_for(decoder.device)
     checkpoint.release()
     return ledger_of(
-        todo,
+        plan,
         checkpoint,
         {name: weight.shape for name, weight in weights.items()},
         {name: weight.format for name, weight in weights.items()},
@@ -74,7 +74,7 @@ def load_weights(
 
 
 def ledger_of(
-    todo: Plan,
+    plan: Plan,
     checkpoint: Checkpoint,
     shapes: Mapping[str, tuple[int, ...]],
     formats: Mapping[str, str],
@@ -83,12 +83,12 @@ def ledger_of(
 
     Without `formats` nothing is loaded.
     """
-    parts = parts_to_fill(todo.loads, shapes)
+    parts = parts_to_fill(plan.loads, shapes)
     entries = (
         _entry(load_, checkpoint.tensors, parts[load_.part], formats.get(load_.target))
-        for load_ in todo.loads
+        for load_ in plan.loads
     )
-    return Ledger(entries=tuple(entries), dropped=todo.dropped, surplus=todo.surplus)
+    return Ledger(entries=tuple(entries), dropped=plan.dropped, surplus=plan.surplus)
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
@@ -123,7 +123,7 @@ def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> Non
 
 
 def check_fit(
-    todo: Plan, tensors: Mapping[str, TensorInfo], shapes: Mapping[str, tuple[int, ...]]
+    plan: Plan, tensors: Mapping[str, TensorInfo], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Validate the plan by names, shapes and formats in the headers, before reading data.
 
@@ -131,27 +131,27 @@ def check_fit(
     parameter is filled twice or part of a tensor would be ignored, UnsupportedModel for a format
     without a decoder.
     """
-    expected = parts_to_fill(todo.loads, shapes)
-    times = Counter(load_.part for load_ in todo.loads)
+    expected = parts_to_fill(plan.loads, shapes)
+    times = Counter(load_.part for load_ in plan.loads)
     missing = [part for part in expected if part not in times]
     # tensors of parts that this model lacks, and items beyond a parameter's last one
-    foreign = [load_ for load_ in todo.loads if load_.part not in expected]
+    foreign = [load_ for load_ in plan.loads if load_.part not in expected]
     whole = [load_.target for load_ in foreign if load_.index is None and load_.target in shapes]
     unexpected = [load_.source for load_ in foreign if load_.target not in whole]
-    unexpected += todo.unexpected
+    unexpected += plan.unexpected
     if missing:
-        unexpected += todo.surplus
+        unexpected += plan.surplus
     if missing or unexpected:
-        source = todo.source_of(missing[0]) if missing else None
+        source = plan.source_of(missing[0]) if missing else None
         raise WeightMismatch(missing=missing, source=source, unexpected=unexpected)
     twice = [*whole, *(part for part, count in times.items() if count > 1)]
     if twice:
         raise CheckpointError(f"two tensors of the checkpoint are both `{twice[0]}`")
     misshapen, used = [], Counter[str]()
-    for load_ in todo.loads:
+    for load_ in plan.loads:
         info, wanted = tensors[load_.source], expected[load_.part]
         check_format(info.format)
-        check_scale(load_, tensors, todo.scales)
+        check_scale(load_, tensors, plan.scales)
         used[load_.source] += math.prod(wanted) + sum(
             op.start * math.prod(info.shape[1:]) for op in load_.ops if isinstance(op, LaterRows)
         )

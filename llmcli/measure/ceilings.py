@@ -31,7 +31,7 @@ from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
 from llmcli.records.machine import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
-from llmcli.records.work import PartWork, Progress, no_progress
+from llmcli.records.work import Cost, Progress, no_progress
 from llmcli.weights.packed import Packed
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
@@ -58,7 +58,6 @@ def measure_ceilings(
     device: torch.device,
     precision: Precision,
     *,
-    threads: int,
     working_set: int | None = None,
     seconds: float = 1.0,
     progress: Progress = no_progress,
@@ -68,13 +67,13 @@ def measure_ceilings(
     Of products as in `precision`, in its dtype, and in bfloat16. And what starting an operation in
     its dtype takes.
 
-    Sets of half and all of each cache that the `threads` have together, of `working_set` bytes
+    Sets of half and all of each cache that PyTorch's threads have together, of `working_set` bytes
     (what a run reads again and again), and of so much that no cache holds it. No larger set reads
     faster than a smaller one: the rate of a set is the best of it and all larger ones.
     """
-    begin = perf_counter()
+    begin, threads = perf_counter(), torch.get_num_threads()
     caches = device_caches(device, threads)
-    with devices.threads(threads), torch.inference_mode(), current(device):
+    with torch.inference_mode(), current(device):
         sizes = _working_sets(device, caches, working_set)
         dtypes = list(dict.fromkeys((precision.products, precision.dtype, "bfloat16")))
         what, steps = "measuring what this machine can do", len(sizes) + len(dtypes)
@@ -331,7 +330,7 @@ class Roofline:
     precision: Precision
     working_set: int
 
-    def of(self, work: PartWork, calls: int) -> tuple[float, str]:
+    def of(self, work: Cost, calls: int) -> tuple[float, str]:
         """The least seconds of one part that is computed `calls` times, and what ceiling that is.
 
         Bytes arrive while others are computed with: it is the longer of both. Of computing the

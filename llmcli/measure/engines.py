@@ -39,7 +39,7 @@ from llmcli.model import Model
 from llmcli.records.engines import BACKENDS, CACHE_OF, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings
 from llmcli.records.text import PhasePeak
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 # The logits of a prompt's last token, or of each call's last; in the latter case layers that keep
 # nothing (`Graph.readers`) compute that token alone, as in the former, or the whole call.
@@ -86,9 +86,9 @@ class WorkCounter:
             for call, logits in calls:
                 yield call, logits if self.reads == "prompt" else "last"
 
-    def work(self, test: SpeedTest, batch: int, chunk: int) -> PartWork:
+    def work(self, test: SpeedTest, batch: int, chunk: int) -> Cost:
         """Of one run, without reading its depth; `batch` and `chunk` as in `calls`."""
-        return sum((total(works) for _, works in _phases(self, test, batch, chunk)), PartWork())
+        return sum((total(works) for _, works in _phases(self, test, batch, chunk)), Cost())
 
     def working_set(self, test: SpeedTest) -> int:
         """Bytes that the last step of a run reads again: the weights, and the keys and values."""

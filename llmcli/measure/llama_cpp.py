@@ -21,11 +21,13 @@ from llmcli.records.engines import BACKENDS, CACHE_OF, CACHE_TYPES, FLASH, Engin
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
 
+@cache  # one for this process: it is never taken back, and must stay alive
 class Log:
     """Takes what llama.cpp writes, and keeps the last error of it."""
 
     def __init__(self, library: Any) -> None:
         self._last = ""
+        library.llama_backend_init()
 
         @library.llama_log_callback  # type: ignore[untyped-decorator]
         def hear(level: int, text: bytes, _: Any) -> None:
@@ -58,19 +60,60 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 class LlamaCpp:
     """Engine over a `llama_model` and a `llama_context` that each `start` makes anew.
 
-    `params`: members of its `llama_context_params`; `n_batch` tokens are handed over at once.
+    It reads the file that `ours` was loaded from. Options as in llama-bench; `n_batch` tokens are
+    handed over at once. Raises UsageError where llama.cpp is not installed or too old, has no such
+    cache, or the weights are not a GGUF file, CheckpointError where it does not load it.
     """
 
     counter: WorkCounter | None = None  # it computes in the formats of the file
 
     def __init__(
-        self, library: Any, model: Any, log: Log, ours: Model, load_s: float, params: dict[str, int]
+        self,
+        ours: Model,
+        *,
+        n_batch: int = 2048,
+        type_k: str = "auto",
+        type_v: str = "auto",
+        flash_attn: str = "auto",
+        no_kv_offload: bool = False,
     ) -> None:
-        self._lib = library
-        self._model = model
-        self._log = log
-        self._params = params
-        self._context: Any = None
+        if ours.checkpoint.kind != "gguf" or ours.random_seed is not None:
+            what = "random weights" if ours.random_seed is not None else "safetensors"
+            raise UsageError(
+                f"llama.cpp reads GGUF files, and `{ours.name}` is {what}",
+                hint="give a .gguf file with -m, or compare with `--against transformers`",
+            )
+        try:
+            with silent():
+                import llama_cpp as library
+        except (ImportError, OSError, RuntimeError):  # the latter where its C library does not load
+            raise unusable("llama-cpp-python") from None
+        if not all(hasattr(library, name) for name in _NEEDED):
+            raise unusable("llama-cpp-python", library.__version__)
+        self._lib: Any = library
+        self._params = {  # members of its `llama_context_params`
+            "n_batch": n_batch,
+            "type_k": cache_type(type_k),
+            "type_v": cache_type(type_v),
+            "offload_kqv": not no_kv_offload,
+            "flash_attn_type": FLASH[flash_attn],
+        }
+        self._log = Log(library)
+        on_gpu = ours.device.type in ("cuda", "mps") and bool(library.llama_supports_gpu_offload())
+        params = library.llama_model_default_params()
+        params.n_gpu_layers = _LAYERS_ALL if on_gpu else 0
+        params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
+        params.main_gpu = ours.device.index or 0
+        start, path = time.perf_counter(), str(ours.checkpoint.files[0]).encode()
+        with silent():
+            model: Any = library.llama_model_load_from_file(path, params)
+        load_s = time.perf_counter() - start
+        if not model:
+            reason = self._log.reason()
+            raise CheckpointError(
+                f"llama.cpp cannot load `{ours.name}`{reason}", hint="leave out `--against`"
+            )
+        self._model, self._context = model, None
         self._tokens = 0
         self._kept: dict[int, Any] = {}
         vocabulary = library.llama_model_get_vocab(model)
@@ -81,8 +124,7 @@ class LlamaCpp:
         text = ctypes.create_string_buffer(256)
         library.llama_model_desc(model, text, len(text))
         described = text.value.decode(errors="replace")
-        format = described.rpartition(" ")[2]
-        on_gpu = _on_gpu(library, ours)
+        format, names = described.rpartition(" ")[2], {n: name for name, n in CACHE_TYPES.items()}
         self.info = EngineInfo(  # `dtype` is the file's type, `Q4_K - Medium`
             engine="llama.cpp",
             engine_version=f"llama-cpp-python {library.__version__}",
@@ -94,7 +136,7 @@ class LlamaCpp:
             dtype=format,
             weight_format=format,
             product_format=format,
-            type_k=next(name for name, type_ in CACHE_TYPES.items() if type_ == params["type_k"]),
+            type_k=names[self._params["type_k"]],
             gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
         )
@@ -194,63 +236,3 @@ class LlamaCpp:
             with silent():
                 self._lib.llama_free(self._context)
         self._context = None
-
-
-@cache  # one for this process: it is never taken back, and must stay alive
-def _log(library: Any) -> Log:
-    library.llama_backend_init()
-    return Log(library)
-
-
-def open_llama_cpp(
-    ours: Model,
-    *,
-    n_batch: int = 2048,
-    type_k: str = "auto",
-    type_v: str = "auto",
-    flash_attn: str = "auto",
-    no_kv_offload: bool = False,
-) -> LlamaCpp:
-    """The file that `ours` was loaded from; options as in llama-bench.
-
-    Raises UsageError where llama.cpp is not installed or the weights are no GGUF file,
-    CheckpointError where it does not load it.
-    """
-    if ours.checkpoint.kind != "gguf" or ours.random_seed is not None:
-        what = "random weights" if ours.random_seed is not None else "safetensors"
-        raise UsageError(
-            f"llama.cpp reads GGUF files, and `{ours.name}` is {what}",
-            hint="give a .gguf file with -m, or compare with `--against transformers`",
-        )
-    try:
-        with silent():
-            import llama_cpp as library
-    except (ImportError, OSError, RuntimeError):  # the latter where its C library does not load
-        raise unusable("llama-cpp-python") from None
-    if not all(hasattr(library, name) for name in _NEEDED):
-        raise unusable("llama-cpp-python", library.__version__)
-    context = {
-        "n_batch": n_batch,
-        "type_k": cache_type(type_k),
-        "type_v": cache_type(type_v),
-        "offload_kqv": not no_kv_offload,
-        "flash_attn_type": FLASH[flash_attn],
-    }
-    log = _log(library)
-    params = library.llama_model_default_params()
-    params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
-    params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
-    params.main_gpu = ours.device.index or 0
-    start = time.perf_counter()
-    with silent():
-        model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
-    if not model:
-        raise CheckpointError(
-            f"llama.cpp cannot load `{ours.name}`{log.reason()}", hint="leave out `--against`"
-        )
-    return LlamaCpp(library, model, log, ours, time.perf_counter() - start, context)
-
-
-def _on_gpu(library: Any, ours: Model) -> bool:
-    """Only beside a model of ours that is on one."""
-    return ours.device.type in ("cuda", "mps") and bool(library.llama_supports_gpu_offload())

@@ -127,9 +127,11 @@ def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
     """
     if which("nvidia-smi") is None:
         return ()
-    text = _nvidia_smi(_QUERY)
-    if text is None:  # an old driver does not know `compute_cap`
-        text = _nvidia_smi(_QUERY[:-1])
+    for fields in (_QUERY, _QUERY[:-1]):  # an old driver does not know `compute_cap`
+        query = f"--query-gpu={','.join(fields)}"
+        command = ("nvidia-smi", query, "--format=csv,noheader,nounits")
+        if (text := program_output(*command, seconds=_SECONDS)) is not None:
+            break
     rows = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines()]
     rows = _visible([row for row in rows if len(row) >= 5], environ.get("CUDA_VISIBLE_DEVICES"))
     usable = not (torch_version() or "").endswith("+cpu")
@@ -158,12 +160,6 @@ def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:
             break
         seen.append(match[0])
     return seen
-
-
-def _nvidia_smi(fields: tuple[str, ...]) -> str | None:
-    """One line a GPU; None where `nvidia-smi` fails or takes too long."""
-    query = f"--query-gpu={','.join(fields)}"
-    return program_output("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=_SECONDS)
 
 
 def program_output(*command: str, seconds: float) -> str | None:

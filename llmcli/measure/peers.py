@@ -99,7 +99,7 @@ def open_peer(
     """The peer with the weights of `ours`, on the same device.
 
     transformers computes in our dtype, llama.cpp in the formats of the file; `llama_cpp`: what
-    only that one takes, see `open_llama_cpp`. Raises UsageError where it is not installed or
+    only that one takes, see `LlamaCpp`. Raises UsageError where it is not installed or
     cannot run this model, OutOfMemory where it does not fit.
     """
     if ours.device.type == "meta":
@@ -109,9 +109,9 @@ def open_peer(
         )
     if name == "transformers":
         return open_transformers(ours, flash=flash_attn != "off")
-    from llmcli.measure.llama_cpp import open_llama_cpp
+    from llmcli.measure.llama_cpp import LlamaCpp
 
-    return open_llama_cpp(ours, flash_attn=flash_attn, **llama_cpp)
+    return LlamaCpp(ours, flash_attn=flash_attn, **llama_cpp)
 
 
 _TEXTS, _TOKENS = 8, 32
@@ -198,15 +198,7 @@ class Transformers:
         if self._device.type == "cpu":
             torch.set_num_threads(threads)
         self._chunk = chunk
-        self._new_cache()
-
-    def _new_cache(self) -> None:
-        from transformers import DynamicCache
-
-        # of a window of one token transformers' cache drops nothing where its mask counts on it
-        narrow = any(layer.window == 1 for layer in self._ours.layers)
-        self._cache = DynamicCache(config=None if narrow else self._model.config)
-        self._tokens, self._kept = 0, {}
+        self.rewind(0)
 
     def computing(self) -> AbstractContextManager[None]:
         """With the kernel of attention that ours has, too."""
@@ -235,7 +227,12 @@ class Transformers:
         never write into them. Raises UsageError for another length than the last that was kept.
         """
         if tokens == 0:
-            self._new_cache()
+            from transformers import DynamicCache
+
+            # of a window of one token transformers' cache drops nothing where its mask counts on it
+            narrow = any(layer.window == 1 for layer in self._ours.layers)
+            self._cache = DynamicCache(config=None if narrow else self._model.config)
+            self._tokens, self._kept = 0, {}
         elif tokens == self._tokens:
             self._kept = {tokens: [copy(layer) for layer in self._cache.layers]}
         elif tokens in self._kept:

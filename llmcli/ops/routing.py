@@ -92,7 +92,8 @@ def summed(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> T
         y, z = y_BKTD.contiguous(), None if z_BTD is None else z_BTD.contiguous()
         weight: Tensor | int
         if weight_BTK is None:
-            weight = ones(batch * tokens * chosen).data_ptr()
+            count = batch * tokens * chosen  # rounded up, so that few lengths are cached
+            weight = ones(1 << (count - 1).bit_length()).data_ptr()
         else:
             weight = weight_BTK.contiguous()
         out = torch.empty(batch, tokens, columns)

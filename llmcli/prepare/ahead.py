@@ -28,7 +28,7 @@ _THREADS = 4  # at most, besides the importing one
 
 def start(
     prepared: Prepared, *, bfloat16: bool, free: int | None, **options: Unpack[PrecisionOptions]
-) -> Ahead | None:
+) -> Prefetcher | None:
     """Start packing matrices that a CPU keeps in blocks with these options; None without any.
 
     Also None if they need more than half of `free` bytes. `bfloat16`: whether the CPU has bfloat16
@@ -40,12 +40,12 @@ def start(
             return None
         if 2 * precision.weight_bytes(prepared.config) > free:
             return None
-        return Ahead(prepared, precision)
+        return Prefetcher(prepared, precision)
     except (LlmcliError, OSError):  # also out of memory
         return None
 
 
-class Ahead:
+class Prefetcher:
     """The packed matrices of a checkpoint, filled by threads.
 
     Includes matrices in block formats with kernels, in the parameter's shape, whose rows are at

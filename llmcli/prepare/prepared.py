@@ -10,7 +10,8 @@ from llmcli.checkpoints import Checkpoint
 from llmcli.config.formats import PACKED, RUN
 from llmcli.config.model import ModelConfig
 from llmcli.families import planned, translate
-from llmcli.families.rules import Plan, Rule, packable, plan
+from llmcli.families.rules import Plan, Rule, packable, parts_to_fill, plan, shape_after
+from llmcli.families.scales import scale_problem
 from llmcli.graph.plan import stored_shapes
 from llmcli.graph.precision import QUANTIZED, Precision, matrices, quantizable, resolve_precision
 from llmcli.kernels import native
@@ -54,6 +55,29 @@ class Prepared:
         """Matrices that can keep the file's format, with this format."""
         formats = {name: info.format for name, info in self.checkpoint.tensors.items()}
         return packable(self.plan.loads, formats, matrices(self.config))
+
+    @property
+    def misfits(self) -> list[str]:
+        """Parameters that no tensor makes in their shape, then tensors without a place.
+
+        `loading.weights.check_fit` raises for these before anything is read.
+        """
+        plan, tensors = self.plan, self.checkpoint.tensors
+        parts = parts_to_fill(plan.loads, self.shapes)
+        made = {load.part: shape_after(tensors[load.source].shape, load.ops) for load in plan.loads}
+        wrong = [part for part, shape in parts.items() if made.get(part) != shape]
+        foreign = [load.source for load in plan.loads if load.part not in parts]
+        return [*wrong, *foreign, *plan.unexpected]
+
+    @property
+    def unscaled(self) -> list[str]:
+        """Parameters whose tensor lacks the scale that its format needs, or has a wrong one."""
+        tensors, scales = self.checkpoint.tensors, self.plan.scales
+        return [
+            load.target
+            for load in self.plan.loads
+            if scale_problem(load.source, load.scale, tensors, scales) is not None
+        ]
 
     def precision(
         self,

@@ -100,3 +100,11 @@ def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
     """A check that `wrong` is empty; its first entry is the place."""
     where = wrong[0] if wrong else ""
     return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)
+
+
+def zero_counts(name: str, words: str, counts: Mapping[str, int]) -> ViewCheck:
+    """A check that all `counts`, by place, are 0; `where` is the place of the largest."""
+    worst = max(counts, key=counts.__getitem__, default="")
+    where = worst if counts.get(worst) else ""
+    total = float(sum(counts.values()))
+    return ViewCheck(name=name, words=words, value=total, tolerance=0.0, where=where)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from llmcli.records.document import APART, FLAT, derived
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 
 class Formats(TypedDict):
@@ -155,7 +155,7 @@ class DeviceFit:
     need: MemoryNeed = field(metadata=FLAT)
     fits: bool | None
     longest_context: int | None
-    token: PartWork = field(metadata=APART)
+    token: Cost = field(metadata=APART)
 
     @derived
     def token_bytes(self) -> int:

@@ -17,7 +17,7 @@ def no_progress(_description: str, _done: int, _total: int | None) -> None:
     """Report nothing."""
 
 
-class Stages:
+class LoadTimings:
     """Seconds and bytes of the stages of loading, in order of their start.
 
     `with stages("read", nbytes): …` adds to a stage. Stages are not nested.
@@ -44,7 +44,7 @@ class Stages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartWork:
+class Cost:
     """FLOPs and bytes of a part for some calls.
 
     `flops` counts matrix products, 2 per multiply-add, for unmasked query-key pairs; `flops_full`
@@ -67,6 +67,6 @@ class PartWork:
         """Bytes read and written in total."""
         return self.weights + self.cache + self.activations
 
-    def __add__(self, other: PartWork) -> PartWork:
+    def __add__(self, other: Cost) -> Cost:
         theirs = vars(other)
-        return PartWork(**{name: value + theirs[name] for name, value in vars(self).items()})
+        return Cost(**{name: value + theirs[name] for name, value in vars(self).items()})

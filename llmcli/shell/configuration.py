@@ -179,7 +179,7 @@ def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     `given`: the command line, by parameter. Raises UsageError that names file and key; not for
     a command that is `tolerant`.
     """
-    options, root = _by_key(ctx.command), root_of(ctx)
+    options, root = _by_key(ctx.command), ctx.find_root().command
     general: dict[str, Any] = {}
     own: dict[str, Any] = {}
     try:
@@ -238,11 +238,6 @@ def examined(file: ConfigurationFile, root: Any) -> tuple[list[Key], list[UsageE
             except UsageError as error:
                 wrong.setdefault(str(key), error)
     return [key for label, key in right.items() if label not in wrong], list(wrong.values())
-
-
-def root_of(ctx: Any) -> Any:
-    """The root command: `configured` are the commands that the file may have a table for."""
-    return ctx.find_root().command
 
 
 def from_file(ctx: Any, name: str) -> bool:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.records.document import APART
+from llmcli.records.ranges import Range
 from llmcli.records.text import LEAD, Message
 from llmcli.shell.documents import MOST, not_empty, parse, read, read_bytes, read_field
 from llmcli.shell.files import OTHER_PLACE, check_place
 from llmcli.shell.options import TOKEN_LIMIT
-from llmcli.shell.params import Range
 from llmcli.shell.sampling import SamplingValues
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import did_you_mean
-from llmcli.shell.params import Range
+from llmcli.records.ranges import Range
 from llmcli.ui.theme import encodable, one_line
 
 T = TypeVar("T")

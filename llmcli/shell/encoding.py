@@ -24,6 +24,7 @@ from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, text_argumen
 from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
+    from llmcli.config.model import ModelConfig
     from llmcli.records.text import TokenPiece
     from llmcli.text import Tokenizer
     from llmcli.text.load import TextInterface
@@ -271,30 +272,26 @@ def name_conversation(prompt: Prompt) -> Iterator[None]:
         raise CheckpointError(f"{prompt.where}: {error.message}", hint=hint) from error
 
 
-def check_fits(
-    encoded: Sequence[Prompt], limit: int | None, room: int, *, largest: int | None = None
-) -> Iterator[str]:
-    """Notes on prompts that leave room for fewer than `limit` tokens (None: no limit) in `room`.
-
-    Raises PromptTooLong, saying by how much, for one that does not fit at all. The last new
-    token is never read again, so a prompt of n tokens leaves room for room - n + 1. `largest`
-    is a context that cannot be exceeded.
+def named(prompts: Sequence[Prompt]) -> Iterator[tuple[str, Prompt]]:
+    """Each prompt after its name in messages: `the prompt`, or `prompt 0` where it is one of many.
     """
-    numbered = [f"prompt {index}" for index in range(len(encoded))]
-    prompts = list(zip(["the prompt"] if len(encoded) == 1 else numbered, encoded, strict=True))
-    for which, item in prompts:
+    for index, item in enumerate(prompts):
+        yield "the prompt" if len(prompts) == 1 else f"prompt {index}", item
+
+
+def check_fits(encoded: Sequence[Prompt], config: ModelConfig, wanted: int | None) -> int:
+    """Returns `config.room(wanted)`, the tokens that the context holds.
+
+    Raises PromptTooLong, saying by how much, for a prompt that has more.
+    """
+    room = config.room(wanted)
+    larger = room != config.embedding.positions  # a larger one can exist
+    for which, item in named(encoded):
         count = len(item.ids)
         if count > room:
             raise PromptTooLong(
                 f"{which} has {count} tokens{' with the chat template' if item.chat else ''}, "
                 f"{count - room} more than the context of {room}",
-                hint="shorten it"
-                + ("" if room == largest else ", or give more room with `--context-length`"),
+                hint="shorten it" + ", or give more room with `--context-length`" * larger,
             )
-    for which, item in prompts:
-        left = room - len(item.ids) + 1
-        if limit is not None and left < limit:
-            yield (
-                f"{which} leaves room for {left} of the {limit} new tokens in a context of {room}: "
-                "the text ends there"
-            )
+    return room

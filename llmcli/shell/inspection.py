@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.records.document import ViewCheck, members
+from llmcli.records.document import Checked, ViewCheck, members
 from llmcli.records.numbers import counted
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import EXPLAIN, ExportFile, Output
+from llmcli.shell.output import EXPLAIN, ExportFile, Output, write_document, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import header, load_model
@@ -90,33 +90,25 @@ class NewTokensOptions:
 class Export:
     """How a command writes one kind of file.
 
-    `size`: about how many bytes it takes, known before the run; None: a small and bounded number.
+    `size`: about how many bytes it takes, known before the run; 0: a small and bounded number.
     `make(report, title)` gives its bytes, or `write(report, document)` writes it, where `document`
     is the report as JSON has it; without either it is that document.
     """
 
-    size: Callable[[], int] | None = None
+    size: int = 0
     make: Callable[[Any, str], bytes] | None = None
     write: Callable[[Any, Mapping[str, Any]], None] | None = None
 
 
-class _FileOptions(Protocol):
-    """`-o`, `--open` and `--force`."""
+class FileOptions:
+    """`-o`, `--open` and `--force` of a command that writes a file beside its view."""
 
-    @property
-    def save(self) -> str | None: ...
-    @property
-    def open(self) -> bool: ...
-    @property
-    def force(self) -> bool: ...
+    save: str | None
+    open: bool = False
+    force: bool
 
 
-class _Report(Protocol):
-    @property
-    def checks(self) -> tuple[ViewCheck, ...]: ...
-
-
-class PlacesOptions:
+class PlacesOptions(FileOptions):
     """`--layer` and `--position` of the commands whose views are layers × positions."""
 
     layer: str | None
@@ -152,7 +144,7 @@ class Inspection(Subject):
     """
 
     def __init__(
-        self, command: str, file: _FileOptions, kinds: Sequence[str], output: ViewOutputOptions
+        self, command: str, file: FileOptions, kinds: Sequence[str], output: ViewOutputOptions
     ) -> None:
         self.out = Output(command, output)
         self._file, self._export, self.path = file, Export(), file.save
@@ -200,8 +192,7 @@ class Inspection(Subject):
         chat = template.options()
         chat.check()
         encoded = encode(given, chat, self.model)
-        room = self.model.config.room(options.context_length)
-        list(check_fits([encoded], 1, room, largest=self.model.config.embedding.positions))
+        room = check_fits([encoded], self.model.config, options.context_length)
         self.ids, self.generate = encoded.ids, new.generate
         left = room - len(self.ids)
         if self.generate > left:
@@ -219,13 +210,12 @@ class Inspection(Subject):
         """
         if self.path is not None:
             self._export = exports[self.kind]
-            size = 0 if self._export.size is None else self._export.size()
-            check_size(self.path, size, force=self._file.force, smaller=smaller)
+            check_size(self.path, self._export.size, force=self._file.force, smaller=smaller)
 
     def present(
         self,
         view: Callable[[], RenderableType],
-        report: _Report,
+        report: Checked,
         holds: str | None = None,
         body: Mapping[str, Any] | None = None,
         hint: str = EXPLAIN,
@@ -235,13 +225,10 @@ class Inspection(Subject):
         `holds`: what the file contains, in words; None where it is written already. Raises
         CheckFailed with `hint` where a check fails.
         """
-        file, export = None, self._export
+        file = None
         if self.path is not None and holds is not None:
-            make = export.make and partial(export.make, report, self.title)
-            write = export.write and partial(export.write, report)
-            file = ExportFile(
-                path=self.path, holds=holds, make=make, write=write, open=self._file.open
-            )
+            write = partial(self._export.write or self._write, report)
+            file = ExportFile(path=self.path, holds=holds, write=write, open=self._file.open)
         self.out.present(
             view,
             members(report) if body is None else body,
@@ -250,6 +237,13 @@ class Inspection(Subject):
             file=file,
             hint=hint,
         )
+
+    def _write(self, report: Checked, document: Mapping[str, Any]) -> None:
+        assert self.path is not None
+        if self._export.make is None:
+            write_document(self.path, document)
+        else:
+            write_file(self.path, self._export.make(report, self.title))
 
 
 def tokens_metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:

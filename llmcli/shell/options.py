@@ -6,12 +6,13 @@ A command names the dataclasses it wants; `params.flatten` spreads them out. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native
-from llmcli.shell.params import Range, arg, opt
+from llmcli.records.ranges import Range
+from llmcli.shell.params import arg, opt
 
 if TYPE_CHECKING:
     from llmcli.prepare.prepared import PrecisionOptions
@@ -93,14 +94,6 @@ class ModelOptions:
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""
         native.check()
-
-    def proving(self) -> ModelOptions:
-        """These options for a command that proves numbers: float32, or float64 on request.
-
-        Raises UsageError for an arithmetic whose rounding hides a wrong number.
-        """
-        self.require_exact()
-        return replace(self, dtype="float32") if self.dtype == "auto" else self
 
     def require_exact(self) -> None:
         """Raises UsageError for an arithmetic whose rounding hides a wrong number."""

@@ -48,16 +48,14 @@ EXPLAIN = "`llmcli explain` finds the formula that does not hold"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportFile:
-    """A file that a view also writes: its bytes are made by `make`, or `write(document)` writes it.
+    """A file that a view also writes: `write` is given the JSON document.
 
-    Without either it is the JSON document. `holds`: what it contains, in words. `open`: whether it
-    is shown at once.
+    `holds`: what it contains, in words. `open`: whether it is shown at once.
     """
 
     path: str
     holds: str
-    make: Callable[[], bytes] | None = None
-    write: Callable[[Mapping[str, Any]], None] | None = None
+    write: Callable[[Mapping[str, Any]], None]
     open: bool = False
 
 
@@ -147,9 +145,10 @@ class Output:
         if checks:
             ok = all(check.ok for check in checks) and body.get("ok", True)
             body = {**body, "checks": checks_document(checks), "ok": ok}
-        unopened = ""
+        unopened = ""  # what is wrong with opening it is said below the result
         if file is not None:
-            unopened = self._save(file, self.envelope(body, model=model, environment=environment))
+            file.write(self.envelope(body, model=model, environment=environment))
+            unopened = open_file(file.path) if file.open else ""
         if self.json:
             self.document(body, model=model, environment=environment)
         else:
@@ -164,16 +163,6 @@ class Output:
         if unopened:
             self.note(unopened)
         require(checks, hint)
-
-    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> str:
-        """Writes and opens the file; what is wrong with opening it is said below the result."""
-        if file.write is not None:
-            file.write(document)
-        elif file.make is None:
-            write_document(file.path, document)
-        else:
-            write_file(file.path, file.make())
-        return open_file(file.path) if file.open else ""
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""

@@ -10,7 +10,6 @@ the rest of a start), and its messages do not repeat what was typed.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -23,6 +22,7 @@ from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import did_you_mean, either
+from llmcli.records.ranges import LARGEST, Range
 from llmcli.shell.configuration import defaults, excluded, from_file, listed, settable
 
 
@@ -31,43 +31,6 @@ class Without:
     """Options of the annotated dataclass that a command leaves out: they keep their defaults."""
 
     names: tuple[str, ...]
-
-
-LARGEST = 2**63 - 1  # what fits torch's integers; no option means anything beyond
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers that an option accepts: from `low` to `high`, ends included unless `above`.
-
-    `above`: the lower end itself is excluded. `or_else`: one number outside that is accepted, too.
-    None is no bound. NaN and infinity never pass. `k`: `8k` is 8 · 1024, `1m` 1024 of these.
-    """
-
-    low: float
-    high: float | None = None
-    above: bool = False
-    or_else: float | None = None
-    k: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        if isinstance(value, float) and not math.isfinite(value):
-            return False
-        if abs(value) > LARGEST:
-            return False
-        if value == self.or_else:
-            return True
-        low = value > self.low if self.above else value >= self.low
-        return low and (self.high is None or value <= self.high)
-
-    def __str__(self) -> str:
-        if self.or_else is not None:
-            return f"{replace(self, or_else=None)} or {_plain(self.or_else)}"
-        if self.high is None:
-            return f"{'greater than' if self.above else 'at least'} {_plain(self.low)}"
-        if self.above:
-            return f"greater than {_plain(self.low)} and at most {_plain(self.high)}"
-        return f"between {_plain(self.low)} and {_plain(self.high)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +133,6 @@ def check_rules(values: Mapping[str, Any], options: Mapping[str, Declared]) -> N
                 f"`{one.display}` needs {either([f'`{need}`' for need in one.needs])}",
                 hint=f"add it, or leave `{one.display}` out",
             )
-
-
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 @dataclass(frozen=True)

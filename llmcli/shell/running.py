@@ -13,6 +13,7 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
+from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import MODEL, ModelOptions
 from llmcli.shell.output import Output
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     from llmcli.engine.speculation import Speculation
     from llmcli.graph.precision import Precision
     from llmcli.model import Model
-    from llmcli.prepare.ahead import Ahead
+    from llmcli.prepare.ahead import Prefetcher
     from llmcli.prepare.prepared import PrecisionOptions, Prepared
     from llmcli.records.info import Device
-    from llmcli.records.text import PhasePeak
 
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
 
-def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
+def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
     They take products of packed weights, and on a CPU of bfloat16 weights, or of 16-bit weights
@@ -54,7 +54,8 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 
 def header(*models: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a document: the first of the models that ran, and what computed all of them."""
-    return {"model": models[0], "environment": environment(kernels=kernels_of(*models))}
+    model = models[0] if models else None
+    return {"model": model, "environment": environment(kernels=_kernels_of(*models))}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def load_model(
     text: bool,
     spec: str | None = None,
     check: Callable[[ModelConfig], None] | None = None,
-    before: Callable[[Checkpoint], Any] | None = None,
+    before: Callable[[Prepared], Any] | None = None,
     wide: bool = False,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
@@ -88,17 +89,15 @@ def load_model(
     `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
     no error then. The headers are read before torch is imported: a name that does not exist and
     an architecture that is not supported fail at once, and so does what `check(config)` refuses
-    of the other options. `before` is called when torch is imported and only the headers of the
-    model are read. `wide`: where no dtype is given it is at least float32; packed weights stay
-    packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
+    of the other options. `before(prepared)` is called when torch is imported and only the headers
+    of the model are read. `wide`: where no dtype is given it is at least float32; packed weights
+    stay packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     from llmcli.graph.precision import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
-    from llmcli.records.text import PhasePeak
 
     options.check()
-    with Progress(out) as progress:
-        checkpoint, open_s = opened(options, out, spec, progress)
+    checkpoint, open_s = opened(options, out, spec)
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -123,7 +122,7 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    found = None if before is None else before(checkpoint)
+    found = None if before is None else before(prepared)
     base = resident_bytes()
     if base is not None and ahead is not None:  # what it has read is the model's
         base -= ahead.resident
@@ -188,7 +187,7 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
 
 def _ahead(
     options: ModelOptions, prepared: Prepared, precision_options: PrecisionOptions
-) -> Ahead | None:
+) -> Prefetcher | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.ahead import start
@@ -205,8 +204,7 @@ def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
     """Raises what `load_model` would for `spec` before it imports torch: a second model's turn."""
     from llmcli.families import describe
 
-    with Progress(out) as progress:
-        describe(opened(options, out, spec, progress)[0])
+    describe(opened(options, out, spec)[0])
 
 
 def require_cwd() -> None:
@@ -221,7 +219,7 @@ def require_cwd() -> None:
 
 
 def opened(
-    options: ModelOptions, out: Output, spec: str | None, progress: Progress
+    options: ModelOptions, out: Output, spec: str | None = None
 ) -> tuple[Checkpoint, float]:
     """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
     from llmcli.checkpoints import open_checkpoint
@@ -229,11 +227,12 @@ def opened(
 
     spec = options.model if spec is None else spec
     revision = options.revision if spec == options.model else None
-    name, path = find(
-        spec, revision=revision, offline=options.offline, progress=progress, note=out.note
-    )
-    begin = perf_counter()
-    return open_checkpoint(path, name=name), perf_counter() - begin
+    with Progress(out) as progress:
+        name, path = find(
+            spec, revision=revision, offline=options.offline, progress=progress, note=out.note
+        )
+        begin = perf_counter()
+        return open_checkpoint(path, name=name), perf_counter() - begin
 
 
 def check_context(options: ModelOptions, trained: int, positions: int | None, out: Output) -> None:
@@ -275,8 +274,7 @@ def opened_headers(
     part = None if found is None or weights else cached(found, weights=False)
     offline = model.offline or offline_from_environment()
     if found is None or (part is None and (offline or cached(found))):
-        with Progress(out) as progress:
-            checkpoint = opened(model, out, None, progress)[0]
+        checkpoint = opened(model, out)[0]
         yield checkpoint, str(checkpoint.path)
         return
     note_directory(spec, out.note)

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.shell.params import Range, opt
+from llmcli.records.ranges import SAMPLING, Range
+from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
     from llmcli.engine.sampling import Sampling
@@ -49,7 +50,7 @@ NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
 }
-# llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
+# llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `SAMPLING` …
 _GGUF: Mapping[str, str] = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -79,60 +80,50 @@ class SamplingOptions:
         None,
         "-t --temperature X",
         f"Randomness; 0 is greedy. {_default('temperature')}",
-        at_least=0,
+        within=SAMPLING["temperature"],
         aliases=("--temp",),
     )
     top_k: int | None = opt(
         None,
         "-k --top-k N",
         f"Only the N likeliest tokens; 0 is off. {_default('top_k')}",
-        at_least=0,
+        within=SAMPLING["top_k"],
     )
     top_p: float | None = opt(
         None,
         "-p --top-p X",
         f"Only the likeliest tokens that make up X together; 1 is off. {_default('top_p')}",
-        above=0,
-        at_most=1,
+        within=SAMPLING["top_p"],
     )
     min_p: float | None = opt(
         None,
         "--min-p X",
         f"Only tokens at least X times as likely as the likeliest; 0 is off. {_default('min_p')}",
-        at_least=0,
-        at_most=1,
+        within=SAMPLING["min_p"],
     )
     repetition_penalty: float | None = opt(
         None,
         "--repetition-penalty X",
         "Divides the logits of tokens in prompt and output; 1 is off.",
-        above=0,
+        within=SAMPLING["repetition_penalty"],
     )
     presence_penalty: float | None = opt(
         None,
         "--presence-penalty X",
         "Subtracted from the logits of tokens in the output; 0 is off.",
-        at_least=-1e6,
-        at_most=1e6,
+        within=SAMPLING["presence_penalty"],
     )
     frequency_penalty: float | None = opt(
         None,
         "--frequency-penalty X",
         "Subtracted once for each time the token is in the output; 0 is off.",
-        at_least=-1e6,
-        at_most=1e6,
+        within=SAMPLING["frequency_penalty"],
     )
     greedy: bool = opt(
         False, "--greedy", "Always the likeliest token.", excludes=("--temperature!=0.0",)
     )
 
 
-# the numbers that each may have
-RANGES: Mapping[str, Range] = {
-    one.name: one.metadata["declared"].range
-    for one in fields(SamplingOptions)
-    if one.name in DEFAULTS
-}
 # other names of these, as the command line takes them
 ALIASES: Mapping[str, str] = {
     alias.removeprefix("--"): one.name
@@ -145,13 +136,13 @@ ALIASES: Mapping[str, str] = {
 class SamplingValues:
     """A value for each sampling option, and the seed."""
 
-    temperature: Annotated[float, RANGES["temperature"]]
-    top_k: Annotated[int, RANGES["top_k"]]
-    top_p: Annotated[float, RANGES["top_p"]]
-    min_p: Annotated[float, RANGES["min_p"]]
-    repetition_penalty: Annotated[float, RANGES["repetition_penalty"]]
-    presence_penalty: Annotated[float, RANGES["presence_penalty"]]
-    frequency_penalty: Annotated[float, RANGES["frequency_penalty"]]
+    temperature: Annotated[float, SAMPLING["temperature"]]
+    top_k: Annotated[int, SAMPLING["top_k"]]
+    top_p: Annotated[float, SAMPLING["top_p"]]
+    min_p: Annotated[float, SAMPLING["min_p"]]
+    repetition_penalty: Annotated[float, SAMPLING["repetition_penalty"]]
+    presence_penalty: Annotated[float, SAMPLING["presence_penalty"]]
+    frequency_penalty: Annotated[float, SAMPLING["frequency_penalty"]]
     seed: Annotated[int, Range(0)]
 
     def engine(self, suppressed: Mapping[str, tuple[int, ...]]) -> Sampling:
@@ -185,46 +176,24 @@ class Resolved:
         return self.values.temperature == 0
 
 
-def resolve_for(
+def resolve(
     model: Model, options: SamplingOptions, seed: int, from_file: Collection[str], *, limited: bool
 ) -> Resolved:
-    """Calls `resolve` with what the files of `model` and the catalog say."""
-    from llmcli.checkpoints.catalog import CATALOG
+    """Flags win over the model's files, then what the catalog has for its name, then defaults.
 
-    checkpoint, entry = model.checkpoint, CATALOG.get(model.name)
-    return resolve(
-        options,
-        checkpoint.generation_config,
-        None if entry is None else entry.sampling,
-        from_file,
-        seed=seed,
-        metadata=checkpoint.metadata,
-        limited=limited,
-    )
-
-
-def resolve(
-    options: SamplingOptions,
-    configuration: Mapping[str, Any] | None,
-    tuned: Mapping[str, float] | None = None,
-    from_file: Collection[str] = (),
-    *,
-    seed: int = 0,
-    metadata: Mapping[str, Any] | None = None,
-    limited: bool = False,
-) -> Resolved:
-    """Flags win over the model's files, then what the catalog has, `tuned`, then defaults.
-
-    The files are `generation_config.json`, or the `metadata` of a GGUF file.
+    The files are `generation_config.json`, or the metadata of a GGUF file.
     `from_file`: the options that the configuration file has set, whose origin that is.
     Value by value: a `generation_config.json` without a temperature leaves that to the catalog.
     `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
     number of its range is passed over with a note, and so is all that changes the text in
     transformers or llama.cpp and not here. `limited`: the user says how many tokens are written.
     """
+    from llmcli.checkpoints.catalog import CATALOG
     from llmcli.checkpoints.files import shown
 
-    given, tuned, place, program = configuration or {}, tuned or {}, "generation_config.json", ""
+    configuration, metadata = model.checkpoint.generation_config, model.checkpoint.metadata
+    tuned = CATALOG[model.name].sampling if model.name in CATALOG else {}
+    given, place, program = configuration or {}, "generation_config.json", ""
     own: Origin = "generation_config.json"
     if configuration is None and metadata:
         given, own = _from_gguf(metadata), "general.sampling"
@@ -248,7 +217,7 @@ def resolve(
         elif valid(name, theirs):
             values[name], origins[name] = theirs, own
         elif theirs is not None:
-            found, needed = shown(repr(theirs), 40), RANGES[name]
+            found, needed = shown(repr(theirs), 40), SAMPLING[name]
             notes.append(f"{place} has `{name}` {found}, which must be {needed}: {usual:g} is used")
     greedy = values["temperature"] == 0
     idle = [name for name in ("top_k", "top_p", "min_p") if origins[name] == "flag"]
@@ -268,7 +237,7 @@ def resolve(
     ignored = _not_followed(given, neutral, (*followed, *moot))
     if program:
         moot = ("penalty_last_n",) if values["repetition_penalty"] == 1 else ()
-        ignored += _not_followed(metadata or {}, _GGUF_NOT_FOLLOWED, moot, "general.sampling.")
+        ignored += _not_followed(metadata, _GGUF_NOT_FOLLOWED, moot, "general.sampling.")
     if ignored:
         named = ", ".join(f"`{name}`" for name in ignored)
         notes.append(
@@ -293,7 +262,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`general.sampling` by the names of `RANGES`, as llama.cpp reads it (common/common.cpp).
+    """`general.sampling` by the names of `SAMPLING`, as llama.cpp reads it (common/common.cpp).
 
     That has six digits of a number, and takes those beyond a filter's range as off.
     """
@@ -329,4 +298,4 @@ def _not_followed(
 def valid(name: str, value: Any) -> bool:
     """Whether the value is a number, or an integer where the sampling option requires one."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and value in RANGES[name] and (name != "top_k" or value == int(value))
+    return number and value in SAMPLING[name] and (name != "top_k" or value == int(value))

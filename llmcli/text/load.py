@@ -39,7 +39,7 @@ def load_tokenizer(checkpoint: Checkpoint, *, text: bool = True) -> Tokenizer | 
 
 @dataclass(kw_only=True)
 class TextInterface:
-    """A model's tokenizer (None: none), and the ids that end a text (`ending_ids`)."""
+    """A model's tokenizer (None: none), and all ids that end a text."""
 
     name: str
     config: ModelConfig
@@ -64,9 +64,9 @@ class TextInterface:
             )
 
 
-def ending_ids(
-    config: ModelConfig, tokenizer: Tokenizer | None, checkpoint: Checkpoint
-) -> frozenset[int]:
-    """All ids that end a text: of the configuration, the generation settings and the tokenizer."""
+def text_interface(checkpoint: Checkpoint, config: ModelConfig, *, text: bool) -> TextInterface:
+    """With the ids of configuration, generation settings and tokenizer; see `load_tokenizer`."""
+    tokenizer = load_tokenizer(checkpoint, text=text)
     ids = {*config.eos, *eos_ids(checkpoint.generation_config)}
-    return frozenset(ids | (set() if tokenizer is None else tokenizer.eos_ids))
+    ending = frozenset(ids | (set() if tokenizer is None else tokenizer.eos_ids))
+    return TextInterface(name=checkpoint.name, config=config, tokenizer=tokenizer, eos_ids=ending)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from llmcli.records.info import StateNeed
+from llmcli.records.machine import Ceilings, Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.numbers import size, unit
 from llmcli.ui.theme import CONFIDENCE, FAINT, one_line
-
-if TYPE_CHECKING:
-    from llmcli.records.info import StateNeed
-    from llmcli.records.machine import Ceilings, Environment
 
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another

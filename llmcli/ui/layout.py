@@ -136,7 +136,8 @@ class Rows:
 
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
-        return len(self._fitted(width)[0]) == len(self.columns)
+        kept, widths = self._fitted(width)
+        return len(kept) == len(self.columns) and _total(widths, kept) <= width
 
     @property
     def _shown(self) -> Sequence[Sequence[Text | str]]:

@@ -35,7 +35,7 @@ from llmcli.engine.session import Session
 from llmcli.engine.ties import NearTies
 from llmcli.errors import UsageError
 from llmcli.loading.load import load_checkpoint
-from llmcli.measure.llama_cpp import LlamaCpp, open_llama_cpp
+from llmcli.measure.llama_cpp import LlamaCpp
 from llmcli.model import Model
 
 QUESTIONS = Path(__file__).with_name("questions.txt")
@@ -70,7 +70,7 @@ class Theirs:
     """llama.cpp on the file that `ours` was loaded from."""
 
     def __init__(self, ours: Model, threads: int) -> None:
-        self._engine: LlamaCpp = open_llama_cpp(ours, n_batch=512)
+        self._engine = LlamaCpp(ours, n_batch=512)
         self._engine.start(1024, threads, 512)
 
     def start(self, ids: Sequence[int]) -> Tensor:

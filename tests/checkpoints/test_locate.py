@@ -18,7 +18,7 @@ from llmcli.checkpoints.catalog import offline_from_environment
 from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
-from llmcli.shell.sampling import RANGES
+from llmcli.records.ranges import SAMPLING
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
 WHOLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"x"}
@@ -169,7 +169,7 @@ def test_the_entries_of_the_catalog_are_pinned_and_say_what_they_are():
         assert entry.purpose
         assert len(f"{name}: {entry.purpose} · {entry.license}") <= 80
         for key, value in entry.sampling.items():
-            assert value in RANGES[key]
+            assert value in SAMPLING[key]
         if hub := entry.hub:
             assert re.fullmatch(r"[0-9a-f]{40}", hub.revision)
         if hub and hub.file:

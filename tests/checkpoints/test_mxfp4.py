@@ -21,7 +21,7 @@ from llmcli.loading.load import load_checkpoint
 from llmcli.ops.quant import dequantize
 from llmcli.prepare.ahead import start
 from llmcli.prepare.prepared import prepare
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.weights.dense import Dense
 from llmcli.weights.packed import Packed
 
@@ -84,12 +84,13 @@ def test_gates_and_neurons_that_take_turns(tmp_path, shards, monkeypatch):
         rows = PerExpert(Rows(at, at + 1, groups=7))
         load = Load(f"{NAME}_blocks", "w", (rows,))
         weight = Dense(torch.empty(3, 7, 128))
-        fill(weight, checkpoint, load, Stages())
+        fill(weight, checkpoint, load, LoadTimings())
         assert torch.equal(weight.tensor, theirs[:, :, at::2].transpose(1, 2))
     first = stored(tmp_path, codes[0], scales[0])  # a single expert is a matrix
     for at in range(2):
         packed = Packed("MXFP4", (7, 128), torch.device("cpu"))
-        fill(packed, first, Load(f"{NAME}_blocks", "w", (Rows(at, at + 1, groups=7),)), Stages())
+        load = Load(f"{NAME}_blocks", "w", (Rows(at, at + 1, groups=7),))
+        fill(packed, first, load, LoadTimings())
         assert packed.nbytes >= packed_bytes("MXFP4", 7, 128)
         assert torch.equal(packed.dense(torch.float32), theirs[0, :, at::2].T)
 

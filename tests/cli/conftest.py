@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from cli_tiny import write_mixture, write_tiny
 
 from llmcli.cli.app import main
@@ -73,7 +74,7 @@ def brief_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ceilings.measure_ceilings
 
     def brief(*of: Any, progress: Any = None, **options: Any) -> Ceilings:
-        asked = (*of, *options.items())
+        asked = (*of, torch.get_num_threads(), *options.items())
         if asked not in _CEILINGS:
             _CEILINGS[asked] = plain(*of, **options | {"seconds": 0.02})
         return _CEILINGS[asked]

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cli_tiny import write_tiny
@@ -91,17 +92,16 @@ def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_pat
     assert document.json()["outputs"][0]["text"] == cli(*argv, "--seed", seed).out
 
 
-def test_of_a_setting_that_is_none_the_catalogs_is_used():
-    tuned = CATALOG["smollm2"].sampling
-    assert tuned == {"temperature": 0.2, "top_p": 0.9}
-    wrong = resolve(SamplingOptions(), {"temperature": "hot"}, tuned)
+def test_of_a_setting_that_is_none_the_catalogs_is_used_then_the_engines():
+    assert CATALOG["smollm2"].sampling == {"temperature": 0.2, "top_p": 0.9}
+    assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
+    files = SimpleNamespace(generation_config={"temperature": "hot"}, metadata={})
+    model, given = SimpleNamespace(name="smollm2", checkpoint=files), (SamplingOptions(), 5, ())
+    wrong = resolve(model, *given, limited=False)
     assert (wrong.values.temperature, wrong.origins["temperature"]) == (0.2, "catalog")
     assert "0.2 is used" in wrong.notes[0]
-
-
-def test_defaults_are_the_engines():
-    assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
-    assert resolve(SamplingOptions(), None, seed=5).values.engine({}) == Sampling(seed=5)
+    model.name, files.generation_config = "", None
+    assert resolve(model, *given, limited=False).values.engine({}) == Sampling(seed=5)
 
 
 def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):

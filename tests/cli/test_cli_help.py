@@ -31,7 +31,8 @@ from llmcli.cli.help import TOPICS, drawn, topic_of
 from llmcli.cli.tree import COMPUTING, ENTRIES, NESTED, root
 from llmcli.cli.vocabulary import filled
 from llmcli.errors import UsageError
-from llmcli.shell.params import Range, arg, flatten, opt
+from llmcli.records.ranges import Range
+from llmcli.shell.params import arg, flatten, opt
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HEAVY = "torch numpy safetensors huggingface_hub tokenizers jinja2 gguf rich pydantic transformers"

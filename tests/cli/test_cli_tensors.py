@@ -129,6 +129,7 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(cli, weighted, monkeypatc
 
 def test_a_document_of_loading_has_each_stage_with_what_it_took(cli, weighted):
     document = cli("load", "-m", weighted, "--dtype", "float32", "--json").json()
+    assert "torch linear" in document["environment"]["kernels"]
     stages = {stage["name"]: stage for stage in document["stages"]}
     assert list(stages) == [
         "find", "headers", "import", "plan", "tokenizer", "build", "read", "convert", "scan",

@@ -21,7 +21,7 @@ from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import describe, families
 from llmcli.families.dense import llamas as FAMILY
 from llmcli.measure.machine import cpu
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 
 TEXT = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
 WHOLE = {"model_type": "seeing", "text_config": TEXT, "vision_config": {"model_type": "eye"}}
@@ -76,7 +76,7 @@ def test_the_text_is_read_and_the_rest_is_dropped_by_name(tmp_path, style, befor
     dropped = dict(model.ledger.dropped)
     assert set(dropped) == set(others)
     assert dropped[f"{before}vision_tower.blocks.17.mlp.1.weight"].startswith("of the vision tower")
-    report = check_files(open_checkpoint(folder), Stages())
+    report = check_files(open_checkpoint(folder), LoadTimings())
     assert report.ok
     info = measure_info(open_checkpoint(folder), [cpu()])
     assert all(check.ok for check in info.checks)

@@ -7,7 +7,7 @@ from zoo import TYPES, ZOO
 
 from llmcli.families import families
 from llmcli.families.record import family
-from llmcli.families.values import Values
+from llmcli.families.values import ConfigReader
 
 TEXT = """
     other: a test
@@ -81,13 +81,13 @@ def test_a_family_has_types():
 
 def test_every_setting_that_a_text_names_is_read(monkeypatch):
     """By a reader of some model of its type: what nothing asks for is misspelt, or of no use."""
-    asked, name = set(), Values.name
+    asked, name = set(), ConfigReader.name
 
     def watched(self, key):
         asked.update((key, name(self, key)))
         return name(self, key)
 
-    monkeypatch.setattr(Values, "name", watched)
+    monkeypatch.setattr(ConfigReader, "name", watched)
     for one in families():
         read = {}
         for kind in (*one.hf_types, *one.hf_texts):

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from llmcli.config.attention import RopeConfig
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import Values
+from llmcli.families.values import ConfigReader
 from llmcli.ops.rope import frequencies
 
 HEAD, CONTEXT = 16, 128
@@ -72,7 +72,7 @@ def test_frequencies_are_those_of_transformers(kind, form, length):
         if form == "legacy type" and "rope_type" in settings:
             settings["type"] = settings.pop("rope_type")
         raw |= {"rope_scaling": settings or None, "rope_theta": 500.0}
-    ours = rope_from_hf(Values(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
+    ours = rope_from_hf(ConfigReader(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
     found, factor = frequencies(ours, length)
     expected, expected_factor = reference(raw, length)
     torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
@@ -81,12 +81,12 @@ def test_frequencies_are_those_of_transformers(kind, form, length):
 
 def rope(settings, **raw):
     raw = {"rope_parameters": settings} | raw
-    return rope_from_hf(Values(raw), head_dim=HEAD, context=CONTEXT)
+    return rope_from_hf(ConfigReader(raw), head_dim=HEAD, context=CONTEXT)
 
 
 def test_a_length_beside_the_settings_wins_over_the_one_inside_as_in_transformers():
     raw = SIZES | {"rope_parameters": dict(KINDS["yarn"]), "original_max_position_embeddings": 64}
-    ours = rope_from_hf(Values(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
+    ours = rope_from_hf(ConfigReader(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
     assert ours.scaling.original == 64
     expected, _ = reference(raw, None)
     torch.testing.assert_close(frequencies(ours, 8)[0].float(), expected, rtol=2e-6, atol=0)
@@ -104,7 +104,8 @@ def test_the_default_kind_rotates_whole_heads_and_the_others_a_fraction_of_them(
 
 def gguf(tensors=(), **keys):
     metadata = {f"a.{key.replace('__', '.')}": value for key, value in keys.items()}
-    return rope_from_gguf(Values(metadata, prefix="a."), tensors, head_dim=HEAD, context=CONTEXT)
+    values = ConfigReader(metadata, prefix="a.")
+    return rope_from_gguf(values, tensors, head_dim=HEAD, context=CONTEXT)
 
 
 def test_gguf_without_scaling():

@@ -17,7 +17,7 @@ from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import families, find, translate, unsupported
 from llmcli.families.rules import plan
-from llmcli.families.values import Values, shortened
+from llmcli.families.values import ConfigReader, shortened
 from llmcli.loading.load import load_checkpoint
 
 LLAMA = {
@@ -180,7 +180,7 @@ def test_infinity_as_transformers_writes_it(tmp_path, infinity):
                     if infinity == "Infinity" else
                     f'{{"limit": [0.0, {infinity}], "one": {infinity}, '
                     '"low": {"__float__": "-Infinity"}}')  # fmt: skip
-    values = Values(read_object(path))
+    values = ConfigReader(read_object(path))
     assert values.numbers("limit", 2, above=False, infinite=True) == (0.0, math.inf)
     assert values.number("one", infinite=True) == math.inf
     assert values.number("low", least=-math.inf, above=False, infinite=True) == -math.inf
@@ -197,7 +197,7 @@ def test_infinity_as_transformers_writes_it(tmp_path, infinity):
 ])  # fmt: skip
 def test_no_other_thing_is_infinite(other):
     with pytest.raises(CheckpointError, match="must be a number"):
-        Values({"limit": other}).number("limit", infinite=True)
+        ConfigReader({"limit": other}).number("limit", infinite=True)
 
 
 def test_a_setting_that_nobody_reads_may_be_infinite(tmp_path):

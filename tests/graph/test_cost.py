@@ -32,7 +32,7 @@ from llmcli.graph.graph import graph
 from llmcli.graph.plan import plan
 from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 FLOAT32 = Precision.of("float32")
 BFLOAT16 = Precision.of("bfloat16")
@@ -141,7 +141,7 @@ def test_what_a_mask_leaves_of_a_prompt_is_the_sum_of_its_tokens(name):
                 assert cost.flops * call.keys == cost.flops_full * seen
             else:
                 assert cost.flops == cost.flops_full
-            sums[place] = sums.get(place, PartWork()) + cost
+            sums[place] = sums.get(place, Cost()) + cost
     assert [*sums] == [*prompt]
     for place, cost in prompt.items():  # latents are expanded for a prompt
         if place[0] != "attention" or not has(config, LatentConfig):
@@ -207,7 +207,7 @@ def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
     config = FAMILIES[name]
     whole, pieces = (cost_of(config, prompt_calls(batch=2, tokens=17, chunk=n)) for n in (17, 5))
     for place in (("norm", None), ("head", None)):
-        assert pieces[place] == whole[place] != PartWork()
+        assert pieces[place] == whole[place] != Cost()
     assert pieces["head", None].gemm == 1
     assert pieces["qkv", 0].weights == 4 * whole["qkv", 0].weights
     assert pieces["norm", 0].weights == 4 * whole["norm", 0].weights
@@ -395,7 +395,7 @@ def test_the_cost_of_calls_is_their_sum(config, batch, tokens, past, chunk):
         sums = {}
         for call in calls:
             for place, cost in cost_of(config, [call]).items():
-                sums[place] = sums.get(place, PartWork()) + cost
+                sums[place] = sums.get(place, Cost()) + cost
         assert cost_of(config, calls) == sums
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zoo import ZOO, attending, variant
 from zoo import three_layers as model
 
+from llmcli.cli.vocabulary import vocabulary
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 from llmcli.graph.aliases import listed, modules
@@ -52,6 +53,7 @@ def test_every_alias_means_exactly_one_name(name):
     config = variant(name).config()
     filled = sources(config)
     names = Names(config, filled)
+    assert {re.sub(r"\.\d+", ".*", one) for one in names.known} <= {*sum(vocabulary().values(), ())}
     claimed: dict[str, str] = {}
     for ours in names.known:
         for theirs in names.aliases(ours):

@@ -31,14 +31,14 @@ class Rank:
         self.decoder = Decoder(self.own.config, Precision.of("float64"), device="cpu")
         for name, row in graph(whole.config).parameters.items():
             values = whole.weight(name).dense()
-            values = values.mT if row.turned else values
+            values = values.mT if row.transposed else values
             if name in self.own.slices:
                 at, ranges = self.own.slices[name]
                 values = values.index_select(at, torch.tensor([*chain(*ranges)]))
             if rank and name in self.own.biases:
                 values = torch.zeros_like(values)
             slot = writable(self.decoder.weight(name))
-            (slot.mT if row.turned else slot).copy_(values)
+            (slot.mT if row.transposed else slot).copy_(values)
 
     def __call__(self, tokens):
         edits = {name: self.summed for name in self.own.sums}

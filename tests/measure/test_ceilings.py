@@ -52,14 +52,13 @@ def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(tmp_path, mo
 def test_ceilings_of_this_processor(monkeypatch):
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB, "L3", 8 * MIB))
     steps = []
-    before, threads = resident_bytes(), torch.get_num_threads()
-    with Peak() as peak:
+    before = resident_bytes()
+    with Peak() as peak, devices.threads(2):
         found = measure_ceilings(
-            CPU, Precision.of("float32"), threads=1, working_set=20 * MIB + 1, seconds=0.1,
+            CPU, Precision.of("float32"), working_set=20 * MIB + 1, seconds=0.1,
             progress=lambda *step: steps.append(step),
         )  # fmt: skip
-    assert torch.get_num_threads() == threads
-    assert (found.device, found.threads) == ("cpu", 1)
+    assert (found.device, found.threads) == ("cpu", 2)
     sizes = [(rate.nbytes // MIB, rate.level) for rate in found.reads]
     assert sizes == [
         (1, "L2"), (2, "L2"), (4, "L3"), (8, "L3"), (21, "memory"), (32, "memory")
@@ -80,7 +79,7 @@ def test_rates_are_those_of_a_processor():
     """Of several tries one that had the processor now and then."""
 
     def plausible():
-        found = measure_ceilings(CPU, Precision.of("float32"), threads=1, seconds=0.1)
+        found = measure_ceilings(CPU, Precision.of("float32"), seconds=0.1)
         rates = [found.reads[-1].bytes_per_s, *(rate.flops_per_s for rate in found.matrices)]
         return min(rates) > 1e8 and found.start_s < 1e-4
 
@@ -122,7 +121,7 @@ def test_a_dtype_is_measured_once_and_products_with_packed_weights_too(
     monkeypatch, precision, dtypes, ways
 ):
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB))
-    found = measure_ceilings(CPU, precision, threads=1, working_set=MIB, seconds=0.05)
+    found = measure_ceilings(CPU, precision, working_set=MIB, seconds=0.05)
     assert found.dtype == precision.dtype
     assert [rate.dtype for rate in found.matrices] == dtypes
     assert found.matrices[0].way in ways
@@ -139,7 +138,7 @@ def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch, free, c
     squares, random = [], torch.randn
     monkeypatch.setattr(torch, "randn", lambda *of, **how: squares.append(of) or random(*of, **how))
     monkeypatch.setattr(module, "best_seconds", lambda calls, device, seconds: 1e-9)
-    found = measure_ceilings(CPU, Precision.of("float32"), threads=1, working_set=10**10)
+    found = measure_ceilings(CPU, Precision.of("float32"), working_set=10**10)
     assert [rate.nbytes // MIB for rate in found.reads] == sets
     largest = max(of[0] for of in squares if len(of) == 2)
     assert largest == {80 * MIB: 512, 100: 256, None: 2048}[free]
@@ -201,9 +200,7 @@ def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch)
     monkeypatch.setattr(module, "read_rate", rate)
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L3", 2 * MIB))
     monkeypatch.setattr(devices, "available_bytes", lambda device: 32 * MIB)
-    found = measure_ceilings(
-        CPU, Precision.of("float32"), threads=1, working_set=3 * MIB, seconds=0.02
-    )
+    found = measure_ceilings(CPU, Precision.of("float32"), working_set=3 * MIB, seconds=0.02)
     assert [rate.nbytes // MIB for rate in found.reads] == [1, 2, 3, 4]
     assert [rate.bytes_per_s for rate in found.reads] == [7.0, 7.0, 3.0, 3.0]
     assert cached == [True, True, False, False]
@@ -306,7 +303,7 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
 def test_ceilings_of_a_real_gpu():
     device = torch.device("cuda:0")
     held = torch.cuda.memory_allocated(device)
-    found = measure_ceilings(device, Precision.of("bfloat16"), threads=1)
+    found = measure_ceilings(device, Precision.of("bfloat16"))
     assert torch.cuda.memory_allocated(device) - held < 64 * MIB  # cuBLAS keeps its workspace
     assert [rate.level for rate in found.reads] == ["L2", "L2", "memory"]
     assert found.reads[-1].bytes_per_s > 5e10

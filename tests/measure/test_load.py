@@ -36,7 +36,7 @@ from llmcli.inspect.statistics import Statistics
 from llmcli.kernels import native
 from llmcli.ops.quant import FORMATS, dequantize, quantize
 from llmcli.records.ledger import LedgerEntry, Numbers
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 
 NAN, INF = math.nan, math.inf
 SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())
@@ -49,12 +49,12 @@ WHOLE = {"general__quantization_version": 2, "llama__vocab_size": 97, "split__te
 def loaded(path, dtype="float32"):
     """What `llmcli load` tells of it."""
     checkpoint = open_checkpoint(path)
-    return measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")[1]
+    return measure_load(checkpoint, LoadTimings(), device="cpu", dtype=dtype, quantize="auto")[1]
 
 
 def checked(path):
     """What `llmcli load --check` tells of it."""
-    return check_files(open_checkpoint(path), Stages())
+    return check_files(open_checkpoint(path), LoadTimings())
 
 
 def check(report, name):
@@ -328,8 +328,8 @@ def test_blocks_are_reported_as_kept_or_as_dequantized(tmp_path, monkeypatch, ke
     if not kept:
         monkeypatch.setattr(native, "level", lambda: None)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
-    dtype = "auto" if kept else "float32"
-    model, report = measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")
+    given = {"dtype": "auto" if kept else "float32", "quantize": "auto"}
+    model, report = measure_load(checkpoint, LoadTimings(), device="cpu", **given)
     assert report.ok, report
     query = next(line for line in report.ledger if line.parameter == "blocks.1.attn.W_q")
     norm = next(line for line in report.ledger if line.parameter == "blocks.1.ln1.w")
@@ -359,6 +359,7 @@ def test_a_tensor_without_a_line_or_with_two_and_a_parameter_that_was_not_read_a
         ledger = check(report, "ledger")
         assert (ledger.ok, report.ok, ledger.value) == (False, False, 48 * 32 * 4)
         assert ledger.where == "model.layers.1.mlp.up_proj.weight"
+        assert check(report, "layout").where == "", "nothing is left over"
     monkeypatch.setattr(run_module, "ledger_lines", lambda *a: (*plain(*a), plain(*a)[0]))
     assert check(loaded(path), "ledger").value == 97 * 32 * 4
     monkeypatch.setattr(run_module, "ledger_lines", plain)
@@ -438,7 +439,7 @@ def test_numbers_are_those_of_all_pieces(bad):
     x = drawn(300_000)
     x[[7, 200_011]] = 0.0
     x[list(bad)] = torch.tensor((NAN, INF, -INF)).repeat(100_000)[list(bad)]
-    found = parameter_numbers(x.view(3, -1), turned=False)
+    found = parameter_numbers(x.view(3, -1), transposed=False)
     finite = x[x.isfinite()].double()
     assert (found.count, found.finite) == (len(x), len(finite))
     assert (found.nan, found.inf) == (int(x.isnan().sum()), int(x.isinf().sum()))
@@ -458,7 +459,7 @@ def test_rows_and_layers_pool_as_if_they_were_one():
     parts[2] = INF
 
     def numbers(x):
-        return parameter_numbers(x, turned=False)
+        return parameter_numbers(x, transposed=False)
 
     together, whole = pooled([numbers(part) for part in parts]), numbers(parts.view(-1))
     assert (together.count, together.nan, together.inf) == (150, 1, 50)
@@ -476,7 +477,7 @@ def test_a_transposed_parameter_is_not_copied_whole(monkeypatch):
     )
     monkeypatch.setattr("llmcli.inspect.statistics.AT_ONCE", 64)
     slot = torch.randn(16, 32).t()
-    found = parameter_numbers(slot, turned=True)
+    found = parameter_numbers(slot, transposed=True)
     assert max(seen) <= 64
     assert found.count == sum(seen) == 512
 

@@ -156,6 +156,7 @@ CASES = {
     "a tensor too few": (llama(without=UP), [], {}),
     "a tensor too short": (llama({UP: torch.zeros(47, 32)}), [], {}),
     "a tensor that the model has no place for": (llama({OTHER: torch.zeros(3, 3)}), [], {}),
+    "a layer too many": (partial(blocks, llama__block_count=1), [], {}),
     "a file alone": (alone, [], {}),
     "an unknown architecture": (llama(model_type="unheard_of"), [], {}),
     "the catalog": (lambda folder: "tiny", [], {}),

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import types
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, engine_info
-from llmcli.measure.llama_cpp import LlamaCpp, _log, cache_type
+from llmcli.measure.llama_cpp import LlamaCpp, cache_type
 from llmcli.measure.peers import open_peer, same_model, silent
 
 needs_llama_cpp = pytest.mark.skipif(
@@ -98,26 +98,29 @@ class LlamaLibrary:
     """llama.cpp's functions over a list of tokens; a state is taken back unless `full`."""
 
     llama_token = ctypes.c_int32
-    full = False
+    full, loads, __version__ = False, 1, "0.3"
 
     def __init__(self):
-        self.memory, self.made, self.copies = [], None, 0
+        self.memory, self.made, self.copies, self.calls = [], None, 0, MagicMock()
         # `swa_full` as in the C interface
         self.llama_context_default_params = lambda: types.SimpleNamespace(swa_full=True)
-        self.llama_get_memory = lambda context: 1
         self.llama_n_batch = lambda context: self.made.n_batch
         self.llama_batch_get_one = lambda tokens, count: list(tokens)
-        self.llama_synchronize = lambda context: None
+        self.llama_init_from_model = lambda model, params: setattr(self, "made", params) or 1
+        self.llama_decode = lambda context, batch: self.memory.extend(batch)
         self.llama_memory_clear = lambda memory, data: self.memory.clear()
         self.llama_state_seq_get_size = lambda context, sequence: len(self.memory)
+        self.llama_log_callback = lambda hear: hear
 
-    def llama_init_from_model(self, model, params):
-        self.made = params
-        return 1
+    def __getattr__(self, name):
+        return getattr(self.calls, name)
 
-    def llama_decode(self, context, batch):
-        self.memory += batch
-        return 0
+    def llama_model_load_from_file(self, path, params):
+        self.opened = path, params.n_gpu_layers, params.split_mode, params.main_gpu
+        hear = self.calls.llama_log_set.call_args.args[0]
+        hear(4, b"bad magic\nmore", None)
+        hear(2, b"a warning", None)
+        return self.loads
 
     def llama_state_seq_get_data(self, context, state, size, sequence):
         state[:] = self.memory
@@ -129,37 +132,45 @@ class LlamaLibrary:
         return 0 if self.full else size
 
 
-def test_llama_cpp_runs_as_llama_bench_does():
-    """Windows keep their keys only, and a depth comes back from its copy."""
-    peer = LlamaCpp.__new__(LlamaCpp)
-    peer._lib, peer._params = LlamaLibrary(), {"n_batch": 64, "type_k": 1}
-    peer._context = peer._model = None
-    peer._log = types.SimpleNamespace(reason=lambda: "")
+def test_llama_cpp_runs_as_llama_bench_does(monkeypatch):
+    """Windows keep their keys only, a depth comes back from its copy, the first log stays alive."""
+    library = LlamaLibrary()
+    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    checkpoint = types.SimpleNamespace(kind="gguf", files=["m.gguf"])
+    ours = Mock(checkpoint=checkpoint, random_seed=None, device=torch.device("cuda:1"))
+    ours.config.layers = [1, 2]
+    peer = LlamaCpp(ours, n_batch=64, flash_attn="on")
+    assert library.opened == (b"m.gguf", 999, 0, 1)
+    assert (peer.info.gpu_layers, peer.info.device, peer.info.type_k) == (3, "cuda:1", "f16")
+    ours.device = torch.device("cpu")
+    assert LlamaCpp(ours).info.gpu_layers == library.opened[1] == 0
     peer.start(20, 1, 4)
-    assert (peer._lib.made.swa_full, peer._lib.made.type_k) == (False, 1)
+    made = library.made
+    assert (made.swa_full, made.type_k, made.flash_attn_type) == (False, 1, 1)
     peer.read([1, 2, 3])
     for _ in range(2):
         peer.rewind(3)
         peer.read([4, 5])
-        assert peer._lib.memory == [1, 2, 3, 4, 5]
-    assert peer._lib.copies == 1
+        assert library.memory == [1, 2, 3, 4, 5]
+    assert library.copies == 1
     with pytest.raises(UsageError, match="cannot go back to the first 4 tokens"):
         peer.rewind(4)
-    peer._lib.full = True
-    with pytest.raises(OutOfMemory, match="did not take back its first 3 tokens"):
+    library.full = True
+    with pytest.raises(OutOfMemory, match="did not take back its first 3 tokens: bad magic"):
         peer.rewind(3)
     peer.rewind(0)
-    assert peer._lib.memory == []
+    assert library.memory == []
     peer.read([6, 7, 8])
     peer.rewind(3)  # another text of the same length
     peer.rewind(3)
-    assert (peer._lib.copies, peer._lib.memory) == (2, [6, 7, 8])
-
-
-def test_llama_cpp_writes_to_one_log():
-    library = Mock()
-    assert _log(library) is _log(library), "the first must stay alive"
-    library.llama_backend_init.assert_called_once()
+    assert (library.copies, library.memory) == (2, [6, 7, 8])
+    for _ in range(2):
+        peer.close()
+    library.calls.llama_model_free.assert_called_once()
+    library.loads = None
+    with pytest.raises(CheckpointError, match=r"llama\.cpp cannot load `.*`: bad magic$"):
+        LlamaCpp(ours)
+    library.calls.llama_backend_init.assert_called_once()
 
 
 @pytest.mark.parametrize("fault", ["weight", "nan"])

@@ -34,7 +34,7 @@ def editable(model):
     leaves = ("scale", "result", "logits")
     return [
         name for name, node in nodes.items()
-        if name.rpartition(".")[2] not in leaves and not node.shown
+        if name.rpartition(".")[2] not in leaves and not node.tap_only
     ]  # fmt: skip
 
 

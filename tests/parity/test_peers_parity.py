@@ -85,6 +85,9 @@ def test_layers_with_a_window_read_its_keys_only(checkpoints, monkeypatch):
         assert seen == [41 if window is None else window for window in layers]
     with pytest.raises(UsageError, match="cannot go back to the first 39 tokens"):
         peer.rewind(39)
+    peer.rewind(0)
+    with pytest.raises(UsageError, match="cannot go back to the first 40 tokens"):
+        peer.rewind(40)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "llama-gqa3"])

@@ -36,7 +36,7 @@ from llmcli.families import describe, translate
 from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.prepare.prepared import prepare
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 
 NEW = 3
 VIEWED = [one for one in ZOO if one.views]
@@ -291,7 +291,7 @@ def test_another_prompt_gives_other_numbers(checkpoints):
 
 def outliers(checkpoint):
     """What `load --check` calls an outlier."""
-    report = check_files(checkpoint, Stages())
+    report = check_files(checkpoint, LoadTimings())
     return next(check for check in report.checks if check.name == OUTLIERS).where
 
 

@@ -15,7 +15,7 @@ from llmcli.commands.bench.view.rows import CSV, markdown, render_beside
 from llmcli.errors import OutOfMemory
 from llmcli.records.engines import EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
 DEFAULT = Settings(model="m", n_threads=8)
@@ -28,7 +28,7 @@ RAN = EngineInfo(
     weight_format="bfloat16", product_format="bfloat16", type_k="bf16", gpu_layers=33,
     load_s=1.5,
 )  # fmt: skip
-WORK = PartWork(flops=7_000_000_000_000, weights=10**9)
+WORK = Cost(flops=7_000_000_000_000, weights=10**9)
 PP, TG = SpeedTest(n_prompt=512, n_gen=0), SpeedTest(n_prompt=0, n_gen=4, n_depth=1024)
 TOKENS = TimedRun(total=100_000_000, tokens=(10_000_000, 20_000_000, 30_000_000, 40_000_000))
 PROMPTS = [TimedRun(total=ns, first=ns) for ns in (200_000_000, 250_000_000)]
@@ -82,7 +82,7 @@ def named(*names: str) -> str:
 
 def test_screens(golden: Any) -> None:
     """The first table is llama-bench's; the second stands beside it."""
-    work = PartWork(flops=7_000_000_000_000, flops_full=9_000_000_000_000, weights=10**9)
+    work = Cost(flops=7_000_000_000_000, flops_full=9_000_000_000_000, weights=10**9)
     base = replace(CPU, base_bytes=3 << 28)
     square = row(info=base, work=work)
     theirs = row(3, TG, info=replace(RAN, engine="transformers"))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from drawn import shown
 from rich.text import Text
 
-from llmcli.commands.bench.report.row import percentile
 from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
 from llmcli.commands.generate.view import full_stats, short_stats
@@ -120,9 +119,6 @@ def test_numbers_and_texts(golden):
             *table(lambda s: numbers.milliseconds(s, numbers.digits_for([s])), 0.0123456, 1.23456),
             numbers.milliseconds(0.123456, numbers.digits_for([0.123])),
         ],
-        "percentiles": table(
-            lambda of: percentile(*of), ((), 50), ((7,), 99), ((1, 2, 3, 4), 50), ((4, 1, 3, 2), 90)
-        ),
         "letters with their other names": [
             line
             for sizes in ([("n", 4), ("h_kv", 1), ("b", 1), ("v", 2048)], [("n", 1), ("h", 1)])

@@ -9,7 +9,7 @@ from llmcli.commands.timing import report as made
 from llmcli.commands.timing.measure.clock import over_layers, part_times
 from llmcli.records.document import ViewCheck
 from llmcli.records.machine import Cache, Ceilings, MachineLoad, MatrixRate, ReadRate
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 LAYERS = 4
 PRODUCTS = ("qkv", "out", "ffn_up", "ffn_down")  # a weight each, in every layer
@@ -40,19 +40,19 @@ idle = partial(
 )  # fmt: skip
 
 
-def work(part: str, rows: int, layer: bool) -> PartWork:
+def work(part: str, rows: int, layer: bool) -> Cost:
     """Of one call with `rows` rows."""
     if part in PRODUCTS or part == "head":
         rows = 1 if part == "head" else rows
         weights = 4_000_000 if layer else 20_000_000
         flops = rows * weights // 2
-        return PartWork(
+        return Cost(
             flops=flops, flops_full=flops, weights=weights, activations=rows * 4000,
             gemv=int(rows == 1), gemm=int(rows > 1),
         )  # fmt: skip
     if part == "attention":
-        return PartWork(flops=rows * 60_000, flops_full=rows * 120_000, cache=rows * 50_000)
-    return PartWork(activations=rows * 8000) if part in ("norm", "embed") else PartWork()
+        return Cost(flops=rows * 60_000, flops_full=rows * 120_000, cache=rows * 50_000)
+    return Cost(activations=rows * 8000) if part in ("norm", "embed") else Cost()
 
 
 def parts_of(name: str) -> list[tuple[int | None, str]]:
@@ -80,7 +80,7 @@ def phase(name: str, tokens: int, past: int, **slow: float) -> made.PhaseTime:
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
     run = pieces(name, calls, slow)
     works = {
-        (part, layer): sum([work(part, rows, layer is not None)] * calls, PartWork())
+        (part, layer): sum([work(part, rows, layer is not None)] * calls, Cost())
         for layer, part in parts_of(name)
     }
     order = ("embed", *IN_LAYERS, "head", "sample", "gaps")
@@ -101,7 +101,7 @@ def phase(name: str, tokens: int, past: int, **slow: float) -> made.PhaseTime:
     return made.PhaseTime(
         name=name, tokens=tokens, past=past, calls=calls, seconds=seconds, bare_s=seconds / 1.014,
         parts=tuple(map(judged, parts)), totals=tuple(map(judged, over_layers(parts, order))),
-        work=sum((time.work for time in parts), PartWork()),
+        work=sum((time.work for time in parts), Cost()),
         overhead=overhead(*(1 + 0.004 * at for at in range(-1, 9))),
         peak=700 << 20, pieces=run,
         gemv_s=sum(time.seconds for time in parts if time.work.gemv),

@@ -16,8 +16,8 @@ from needs import needs_kernels
 from llmcli.commands.selftest.command import read_receipt
 from llmcli.commands.selftest.measure import arithmetic, run
 from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measure_groups
-from llmcli.commands.selftest.measure.models import MODELS
 from llmcli.commands.selftest.report import Receipt
+from llmcli.config.samples import MODELS
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.measure import engines
 from llmcli.nn.step import Step
@@ -65,9 +65,7 @@ PLANTED = {
         x.half().to(x.dtype) if x.dtype == torch.float32 else x, *rest))),
     "attention that is off": ("float64", wrap(F, "scaled_dot_product_attention", (
         lambda attend, *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)))),
-    "replayed steps that differ": ("replay", wrap(
-        arithmetic, "_stepped",
-        lambda stepped, decoder, tapped: stepped(decoder, tapped) + 1e-3 * tapped)),
+    "a tap that changes a step": ("replay", wrap(Step, "emit", tapped)),
 }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def _machine():
         "commands.env.command.processors": lambda: MACHINE["cores"],
         "commands.ladder.measure.runner.ROUNDS_S": 0.0,
         "commands.timing.command._stages": lambda loaded: [*begun],
-        "records.work.Stages.add": add,
+        "records.work.LoadTimings.add": add,
     }  # fmt: skip
 
 

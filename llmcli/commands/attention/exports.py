@@ -61,32 +61,32 @@ class MatrixExports:
         self._matrices: dict[int, np.ndarray] = {}
         self._writer: ArrayWriter | None = None
         count = len(look.ids) + look.generate  # at most
-        dtype = dtype_name(look.model.stream_dtype)
-        arrays = [
-            ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
-            for layer, heads in self._heads.items()
-        ]
-        about = self._metadata(look.model.tokens(look.ids), ok=True)
         seen, most = count * (count + 1) // 2, max(map(len, self._heads.values()))
         each = seen * DIGITS + (count**2 - seen) * ZERO  # in JSON: half is masked
         text_size = round(sum(map(len, self._heads.values())) * each)
         if options.patterns:
             smaller = f"{SMALLER}, write `-o FILE.safetensors`"
             check_cap("the document", text_size, force=options.force, smaller=smaller)
-        array_file = Export(
-            size=lambda: array_file_size(look.kind, arrays, about), write=self._finish
-        )
+        if look.path is None:
+            return
+        dtype = dtype_name(look.model.stream_dtype)
+        arrays = [
+            ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
+            for layer, heads in self._heads.items()
+        ]
+        about = self._metadata(look.model.tokens(look.ids), ok=True)
+        array_file = Export(size=array_file_size(look.kind, arrays, about), write=self._finish)
         cells = [visible_pairs(count, 0, op.window) for op in self._maps.values()]
         exports = dict.fromkeys(ARRAYS, array_file) | {
-            "json": Export(size=lambda: text_size, write=self._write_document),
+            "json": Export(size=text_size, write=self._write_document),
             "html": Export(
-                size=lambda: page_size(count, cells, most, len(options.computed)),
+                size=page_size(count, cells, most, len(options.computed)),
                 make=partial(self._page.html, kind=options.matrix_scale),
             ),
             "png": Export(make=self._picture),
         }
         look.plan(exports, SMALLER)
-        if look.kind in ARRAYS and look.path is not None:
+        if look.kind in ARRAYS:
             file = stack.enter_context(whole_file(look.path))
             self._writer = array_writer(look.kind, file, arrays, about)
 

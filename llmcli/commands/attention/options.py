@@ -27,7 +27,7 @@ from llmcli.records.attention import (
     What,
 )
 from llmcli.records.numbers import did_you_mean, spans
-from llmcli.shell.inspection import check_span, parse_numbers, parse_span
+from llmcli.shell.inspection import FileOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _view = partial(opt, panel="View")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions:
+class AttentionOptions(FileOptions):
     """Which heads, and what is shown of them: by default the map, or the named heads' matrices.
 
     A single head is always drawn, beside anything else that is shown.

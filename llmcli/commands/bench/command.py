@@ -30,7 +30,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
 from llmcli.shell.output import Output
 from llmcli.shell.progress import BETWEEN_S, PATIENCE_S, Progress
-from llmcli.shell.running import kernels_of, require_cwd
+from llmcli.shell.running import header, require_cwd
 from llmcli.shell.streams import erase_line
 from llmcli.ui.theme import one_line
 
@@ -256,9 +256,7 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
             "rows": [row_object(row, members(row)) for row in report.rows],
             "checks": checks_document(report.checks),
         }
-        model = report.models[0] if report.models else None
-        machine = environment(kernels=kernels_of(*report.models))
-        out.document(body, model=model, environment=machine)
+        out.document(body, **header(*report.models))
     elif plan.runs.output in (None, "md"):
         weights = f"random weights (seed {plan.ours.seed})" if plan.ours.random_weights else ""
         markdown = plan.runs.output == "md" or not out.out.terminal
@@ -283,7 +281,7 @@ def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
     from llmcli.ui.facts import environment_words
 
-    return environment_words(environment(kernels=kernels_of(*models)))
+    return environment_words(header(*models)["environment"])
 
 
 def build_info() -> BuildInfo:

@@ -13,6 +13,7 @@ from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
+from llmcli.records.ranges import SAMPLING
 from llmcli.shell.conversations import (
     ChatSettings,
     ModelName,
@@ -26,7 +27,6 @@ from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.output import Output, write_document
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import header
-from llmcli.shell.sampling import RANGES
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 ANSWER = 64  # tokens of room for an answer: with less, the user chooses what to drop
-NAMES = (*RANGES, "max_tokens", "seed")  # the settings that `/set` changes
+NAMES = (*SAMPLING, "max_tokens", "seed")  # the settings that `/set` changes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, stop_texts, text_argument
 from llmcli.shell.running import DraftOptions, load_model
-from llmcli.shell.sampling import SamplingOptions, resolve_for
+from llmcli.shell.sampling import SamplingOptions, resolve
 from llmcli.shell.streams import KEYS
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _chat(
 
     seed, drawn = model.sampling_seed()
     limited = options.max_tokens is not None
-    resolved = resolve_for(loaded, sampling, seed, from_file, limited=limited)
+    resolved = resolve(loaded, sampling, seed, from_file, limited=limited)
     for note in resolved.notes:
         out.note(note)
     given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}

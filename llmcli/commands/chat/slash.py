@@ -17,12 +17,13 @@ from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
 from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted, did_you_mean
+from llmcli.records.ranges import SAMPLING
 from llmcli.shell.conversations import check_replaceable
 from llmcli.shell.encoding import value_of
 from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.inspection import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
-from llmcli.shell.sampling import ALIASES, RANGES
+from llmcli.shell.sampling import ALIASES
 from llmcli.shell.streams import wrapped
 from llmcli.ui.theme import one_line
 
@@ -114,7 +115,7 @@ def _set(chat: Chat, argument: str) -> None:
             chat.set_variable(name, value)
     elif name:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
-    rows = {key: f"{getattr(chat.settings, key):g}" for key in RANGES}
+    rows = {key: f"{getattr(chat.settings, key):g}" for key in SAMPLING}
     rows |= {key: str(getattr(chat.settings, key)) for key in ("max_tokens", "seed")}
     for key, found in chat.conversation.variables.items():
         rows[key] = f"{one_line(str(found))}  (of the template)"

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, NotFinite, UsageError
@@ -15,7 +14,13 @@ from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.files import whole_file, written
-from llmcli.shell.inspection import Export, Inspection, NewTokensOptions, tokens_metadata
+from llmcli.shell.inspection import (
+    Export,
+    FileOptions,
+    Inspection,
+    NewTokensOptions,
+    tokens_metadata,
+)
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
@@ -45,11 +50,10 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpOptions:
+class DumpOptions(FileOptions):
     """Which tensors, and where they go."""
 
     panel: ClassVar[str] = "Dump"
-    open: ClassVar[bool] = False  # no browser shows arrays
     name: str = opt(
         STREAM,
         "--name GLOB",
@@ -174,7 +178,7 @@ def _dumped(
         if look.path is not None:
             about = metadata(model.tokens(encoded.ids), 0)
             about["tokens"] += " " * 40 * look.generate  # room for those that will be generated
-            export = Export(size=partial(array_file_size, look.kind, arrays, about))
+            export = Export(size=array_file_size(look.kind, arrays, about))
             look.plan({look.kind: export}, SMALLER)
             file = opened.enter_context(whole_file(look.path))
             writer = array_writer(look.kind, file, arrays, about)

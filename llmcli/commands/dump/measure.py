@@ -269,7 +269,7 @@ class _Dump:
     def _parameter(self, name: str) -> Iterator[Tensor]:
         """A table in blocks is dequantized a part at a time."""
         weight = self.model.decoder.weight(name)
-        if self._graph.parameters[name].turned:
+        if self._graph.parameters[name].transposed:
             return parts(weight.dense().mT)
         rows = max(1, AT_ONCE * weight.shape[0] // weight.count)
         firsts = range(0, weight.shape[0], rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.document import APART, Checked, ViewCheck, derived
 from llmcli.records.text import Token
 
 
@@ -35,7 +35,7 @@ class DumpedTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpReport:
+class DumpReport(Checked):
     """The requested tensors in execution order.
 
     The first `prompt_tokens` of `tokens` were given, the others generated; there are none where
@@ -53,4 +53,4 @@ class DumpReport:
     @derived
     def ok(self) -> bool:
         """Whether every check holds and every number is finite."""
-        return not self.not_finite and all(check.ok for check in self.checks)
+        return not self.not_finite and super().ok

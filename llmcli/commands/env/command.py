@@ -21,7 +21,7 @@ from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
-from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read, root_of
+from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read
 from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
 
@@ -39,7 +39,7 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: Any) -> None:
 
     out = Output("env", output)
     model.check()
-    configuration = _configuration(root_of(ctx))
+    configuration = _configuration(ctx.find_root().command)
     found = settings(model, os.environ, names_from_file(ctx), configuration)
     threads = next(str(setting.value) for setting in found if setting.name == "threads")
     machine = environment()

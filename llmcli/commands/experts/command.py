@@ -142,9 +142,9 @@ def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
     cells = len(layers) * len(experts.span(tokens))
     chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
     return {
-        "html": Export(size=lambda: 40_000 + cells * (14 + 9 * chosen), make=experts_page),
+        "html": Export(size=40_000 + cells * (14 + 9 * chosen), make=experts_page),
         "png": Export(make=experts_png),
-        "json": Export(size=lambda: 4000 + cells * (24 + 28 * chosen)),
+        "json": Export(size=4000 + cells * (24 + 28 * chosen)),
     }
 
 

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.records.document import members
+from llmcli.records.ranges import LARGEST
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import LARGEST, arg, opt
+from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import header, load_model
@@ -119,9 +120,7 @@ def command(
     config = loaded.config
     encoded = [encode(one, ChatOptions(raw=True), loaded) for one in given]
     tokens = loaded.tokens(encoded[0].ids if encoded else ())
-    room = model.context_length or config.context
-    # without its notes: nothing is generated
-    list(check_fits(encoded, 1, room, largest=config.embedding.positions))
+    check_fits(encoded, config, model.context_length)
     with Progress(out) as progress:
         if wanted is None:
             wanted = top_logit(loaded, tokens)

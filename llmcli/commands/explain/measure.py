@@ -412,8 +412,8 @@ def top_logit(model: Model, tokens: Sequence[Token]) -> NumberRef:
 
 def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> Step:
     """The number of a weight with the tensor of the checkpoint that holds it."""
-    turned = graph(model.config).parameters[spec.name].turned
-    *row, last = (*index[:-2], *index[:-3:-1]) if turned else index
+    transposed = graph(model.config).parameters[spec.name].transposed
+    *row, last = (*index[:-2], *index[:-3:-1]) if transposed else index
     stored = model.decoder.weight(spec.name)
     if row:  # of a matrix in blocks no more than the row is dequantized
         value = float(stored.dense(rows=slice(row[0], row[0] + 1))[(0, *row[1:], last)])

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import UsageError
+from llmcli.records.ranges import Range
 from llmcli.shell.configuration import names_from_file
 from llmcli.shell.conversations import read_conversation
 from llmcli.shell.documents import check_value, not_empty, parse, read, read_text
-from llmcli.shell.encoding import ChatOptions, check_fits, encode
+from llmcli.shell.encoding import ChatOptions, check_fits, encode, named
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import Range, opt
+from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, stop_texts
 from llmcli.shell.running import DraftOptions, load_model
-from llmcli.shell.sampling import SamplingOptions, resolve_for
+from llmcli.shell.sampling import SamplingOptions, resolve
 
 EPILOG = """
 Examples:
@@ -158,13 +159,13 @@ def command(
     seed, drawn = model.sampling_seed()
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(not item.ids for item in given))
-        resolved = resolve_for(
+        resolved = resolve(
             loaded.model, sampling, seed, names_from_file(ctx), limited=text.max_tokens is not None
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     from llmcli.engine.stream import TextRequest  # torch, once the model is known to be supported
 
-    room = model.context_length or loaded.model.config.context
+    room = check_fits(encoded, loaded.model.config, model.context_length)
     limit = text.max_tokens or resolved.limit or 256
     terminal = out.err.terminal and not (out.json or text.stream_json or out.quiet)
     level = text.stats or ("short" if terminal else "off")
@@ -180,9 +181,15 @@ def command(
         samples=text.num_samples,
         capacity=room,
     )
-    fits = check_fits(encoded, request.limit, room, largest=loaded.model.config.embedding.positions)
-    for note in (*resolved.notes, *fits):
+    for note in resolved.notes:
         out.note(note)
+    for which, item in named(encoded):
+        left = room - len(item.ids) + 1  # the last new token is never read
+        if request.limit is not None and left < request.limit:
+            out.note(
+                f"{which} leaves room for {left} of the {request.limit} new tokens in a context of "
+                f"{room}: the text ends there"
+            )
     if resolved.greedy and text.num_samples > 1:
         why = f"the temperature is 0 ({resolved.origins['temperature']})"
         out.note(f"`--num-samples {text.num_samples}` gives the same text every time: {why}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from llmcli.records.document import OPTIONAL
+from llmcli.records.ranges import Range
 from llmcli.records.text import Timings
 from llmcli.shell.options import TOKEN_LIMIT
-from llmcli.shell.params import Range
 from llmcli.shell.sampling import SamplingValues
 
 

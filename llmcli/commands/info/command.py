@@ -9,9 +9,10 @@ from typing import ClassVar
 from llmcli.errors import UsageError
 from llmcli.records.document import members
 from llmcli.records.info import Device
+from llmcli.records.ranges import LARGEST
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import LARGEST, opt
+from llmcli.shell.params import opt
 from llmcli.shell.running import (
     check_context,
     chosen_devices,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llmcli.checkpoints.catalog import CATALOG
@@ -24,16 +23,16 @@ from llmcli.commands.info.report import (
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import families, ignored_metadata
 from llmcli.graph.cost import count_parameters, total_cost
+from llmcli.graph.memory import PlannedRun, longest_context, memory_need
 from llmcli.graph.parts.registry import layer_types
 from llmcli.graph.precision import Precision
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.measure.fit import fit, misfits, unscaled
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
 from llmcli.records.ledger import EACH_HAS_ITS_PLACE
 from llmcli.records.text import Token
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:
@@ -71,19 +70,15 @@ def measure_info(
         else:
             prepared = prepare(checkpoint)
             config = prepared.config
-
-            def precision_of(device: Device, quantize: str) -> Precision:
-                chosen: PrecisionOptions = {**options, "quantize": quantize}
-                return prepared.precision(device.device, bfloat16=device.bfloat16, **chosen)
-
             tokens = context or config.context
-            nbytes = 0 if loaded is None else loaded.nbytes
-            fit_run = partial(fit, config, batch=batch, tokenizer=nbytes)
-            quantize = options.get("quantize", "auto")
-            fits = [
-                fit_run(device, precision_of(device, quantize), context=tokens)
-                for device in devices
-            ]
+            size = 0 if loaded is None else loaded.nbytes
+
+            def fit(device: Device, quantize: str, context: int) -> DeviceFit:
+                chosen: PrecisionOptions = {**options, "quantize": quantize}
+                precision = prepared.precision(device.device, bfloat16=device.bfloat16, **chosen)
+                return _fit(config, device, precision, batch=batch, context=context, tokenizer=size)
+
+            fits = [fit(device, options.get("quantize", "auto"), tokens) for device in devices]
             counts = count_parameters(config)
             architecture = Architecture(
                 family=config.family,
@@ -104,7 +99,7 @@ def measure_info(
                 "architecture": architecture,
                 "flops": _flops(config, tokens),
                 "memory": tuple(fits),
-                "would_fit": _would_fit(fits[0], tokens, fit_run, precision_of) if fits else (),
+                "would_fit": _would_fit(fits[0], tokens, fit) if fits else (),
                 "checks": _checks(prepared),
                 "ignored": ignored_metadata(checkpoint),
                 "surplus": prepared.plan.surplus,
@@ -139,11 +134,34 @@ def supported_families() -> tuple[FamilyFacts, ...]:
     )
 
 
-def _would_fit(
-    first: DeviceFit,
+def _fit(
+    config: ModelConfig,
+    device: Device,
+    precision: Precision,
+    *,
+    batch: int,
     context: int,
-    fit_run: Callable[..., DeviceFit],
-    precision_of: Callable[[Device, str], Precision],
+    tokenizer: int,
+) -> DeviceFit:
+    """Bytes that `batch` sequences of `context` tokens need on a device, and what is free there.
+
+    With a `tokenizer` of so many bytes.
+    """
+    where = {"cuda": device.device.startswith("cuda"), "native": device.bfloat16}
+    planned = PlannedRun(config, precision, batch=batch, context=context, **where)
+    need = memory_need(planned, tokenizer=tokenizer)
+    last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
+    token = total_cost(config, last, precision=precision)
+    free, longest = device.free_bytes, None
+    if free is not None and device.usable:
+        most = config.embedding.positions or max(context, config.context)
+        longest = longest_context(planned, need, free=free, most=most)
+    fits = None if free is None or longest is None else need.needed_bytes <= free
+    return DeviceFit(device=device, need=need, token=token, fits=fits, longest_context=longest)
+
+
+def _would_fit(
+    first: DeviceFit, context: int, fit: Callable[[Device, str, int], DeviceFit]
 ) -> tuple[Offer, ...]:
     """Options with which a model that does not fit would, and what it would need then.
 
@@ -153,10 +171,9 @@ def _would_fit(
     smallest = first.need.weights_bytes + 1
     for quantize in ("auto", "int8", "int4") if first.fits is False else ():
         try:
-            precision = precision_of(first.device, quantize)
+            now = fit(first.device, quantize, context)
         except UsageError:  # the requested dtype excludes it
             continue
-        now = fit_run(first.device, precision, context=context)
         if now.need.weights_bytes >= smallest:
             continue
         smallest = now.need.weights_bytes
@@ -164,7 +181,7 @@ def _would_fit(
         if not now.fits and now.longest_context:
             tokens = now.longest_context // 1024 * 1024 or now.longest_context
             options.append(f"-c {tokens}")
-            now = fit_run(first.device, precision, context=tokens)
+            now = fit(first.device, quantize, tokens)
         if now.fits:
             need, words = now.need, " ".join(options)
             found.append(Offer(options=words, context=need.context, needed_bytes=need.needed_bytes))
@@ -185,7 +202,7 @@ def _declared(checkpoint: Checkpoint, numbers: int) -> DeclaredDtype | None:
 def _flops(config: ModelConfig, context: int) -> FlopsNeed:
     """FLOPs for one sequence; which dtype is computed in changes nothing about them."""
 
-    def work(tokens: int, past: int) -> PartWork:
+    def work(tokens: int, past: int) -> Cost:
         call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
         return total_cost(config, call, precision=Precision.of("float32"), logits="last")
 
@@ -210,10 +227,10 @@ def _checks(prepared: Prepared) -> tuple[ViewCheck, ...]:
     held = sum(math.prod(tensors[name].shape) for name in {f.source for f in prepared.plan.loads})
     total = sum(math.prod(shape) for shape in prepared.shapes.values())
     words = f"the stored tensors hold the {total:,} parameters of the configuration"
-    off, scaleless = float(abs(held - total)), unscaled(prepared)
+    off, scaleless = float(abs(held - total)), prepared.unscaled
     checks = (
         ViewCheck(name="stored_numbers", words=words, value=off, tolerance=0.0),
-        difference("stored_names", EACH_HAS_ITS_PLACE, misfits(prepared)),
+        difference("stored_names", EACH_HAS_ITS_PLACE, prepared.misfits),
     )
     if prepared.plan.scales is None and not scaleless:
         return checks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import CpuContention, environment
+from llmcli.measure.machine import CpuContention
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import Stopped
@@ -18,7 +18,7 @@ from llmcli.shell.output import Output, dumps, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.running import header, load_model
 
 if TYPE_CHECKING:
     from llmcli.config.model import ModelConfig
@@ -99,13 +99,15 @@ def command(
 
     given = prompt_or_default(prompt, out.note, BUILTIN)
     text = not given.ids
-    loaded = load_model(model.proving(), out, text=text, check=check).model
+    model.require_exact()
+    exact = replace(model, dtype="float32") if model.dtype == "auto" else model
+    loaded = load_model(exact, out, text=text, check=check).model
     from torch import get_num_threads  # loaded with the model
 
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids
-    room = model.context_length or loaded.config.context
+    room = loaded.config.room(model.context_length)
     _check_tokens(len(ids) + ladder.tokens, loaded, room)
     busy = CpuContention()
     report, interruption = _measured(loaded, ids, rungs, ladder, out)
@@ -126,9 +128,8 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
     from llmcli.commands.ladder.view import render_ladder, render_rung
     from llmcli.ui.facts import model_line
 
-    about = model.describe()
-    machine = environment(kernels=kernels_of(about))
-    title = model_line(about)
+    head = header(model.describe())
+    title = model_line(head["model"])
     body = members(report)
     if options.explain:  # excludes --json
         out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
@@ -136,10 +137,10 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
         table = render_ladder(report, title, details=options.rung is not None)
         out.show(*table, paged=out.pager)
     if options.save is not None:
-        document = out.envelope(body, model=about, environment=machine)
+        document = out.envelope(body, **head)
         write_file(options.save, (dumps(document, indent=2) + "\n").encode())
     if out.json:
-        out.document(body, model=about, environment=machine)
+        out.document(body, **head)
 
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:

@@ -165,9 +165,9 @@ def exports(look: Subject, lens: LensOptions) -> dict[str, Export]:
     rows = places(config, lens.layers(config), mid=lens.mid)
     cells = len(rows) * len(lens.span(tokens))
     return {
-        "html": Export(size=lambda: (29 << 10) + cells * (31 + 16 * lens.top), make=lens_page),
+        "html": Export(size=(29 << 10) + cells * (31 + 16 * lens.top), make=lens_page),
         "png": Export(make=lens_png),
-        "json": Export(size=lambda: 2450 + cells * (142 + 65 * lens.top)),
+        "json": Export(size=2450 + cells * (142 + 65 * lens.top)),
     }
 
 

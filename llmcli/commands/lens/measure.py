@@ -68,7 +68,7 @@ def places(
     count = len(config.layers)
     found = ["blocks.0.resid_pre"] if layers is None else []
     for layer in range(count) if layers is None else sorted(set(layers)):
-        leaves = [one.leaves for one in block_names(config.layers[layer], f"blocks.{layer}")]
+        leaves = [one.stream_out for one in block_names(config.layers[layer], f"blocks.{layer}")]
         found += leaves if mid else leaves[-1:]
     return tuple(dict.fromkeys([*found, f"blocks.{count - 1}.resid_post"]))
 
@@ -204,16 +204,16 @@ class Stream:
     def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
         self.names = names
         # what is added, and the places of the stream, each with what its sum is multiplied by
-        self._added = set(model.config.embedding.adds)
+        self._added = set(model.config.embedding.residual_updates)
         self._places: dict[str, float] = {}
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
-                self._places |= {sublayer.stream: 1.0, sublayer.leaves: 1.0}
-                self._added |= set(sublayer.adds)
-            self._places[sublayer.leaves] = layer.scale
+                self._places |= {sublayer.stream: 1.0, sublayer.stream_out: 1.0}
+                self._added |= set(sublayer.residual_updates)
+            self._places[sublayer.stream_out] = layer.scale
             if layer.scaled:
                 factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()
-                self._places[sublayer.leaves] *= float(factor)
+                self._places[sublayer.stream_out] *= float(factor)
         self._dtype, self._computed = model.stream_dtype, model.dtype
         self._positions = positions
         size = (len(names), len(positions), model.config.width)

@@ -13,17 +13,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
-from llmcli.measure.machine import environment
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import did_you_mean
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import Without, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import (
-    kernels_of,
+    header,
     note_quantize,
     note_tensors,
     opened,
@@ -103,7 +102,7 @@ def command(
 
     out = Output("load", output)
     model.check()
-    stages = Stages()
+    stages = LoadTimings()
     checkpoint = _opened(load, model, stages, out)
     report, about = _measured(checkpoint, stages, load, model, out)
     lines, brief = chosen(report, load), load.filter is not None
@@ -118,19 +117,17 @@ def command(
             checks=out.checks or load.check,
         ),
         document | {"checks": checks_document(report.checks)},
-        model=about,
-        environment=environment(kernels=() if load.check else kernels_of(about)),
+        **({"model": about} if load.check else header(about)),
     )
     _judge(report, model)
 
 
-def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
+def _opened(load: LoadOptions, model: ModelOptions, stages: LoadTimings, out: Output) -> Checkpoint:
     """The checkpoint, and PyTorch imported; raises the errors of `describe` unless `load.check`."""
     from llmcli.families import describe
 
     begin = perf_counter()
-    with Progress(out) as progress:
-        checkpoint, headers_s = opened(model, out, None, progress)
+    checkpoint, headers_s = opened(model, out)
     stages.add("find", perf_counter() - begin - headers_s)
     stages.add("headers", headers_s)
     try:
@@ -151,7 +148,7 @@ def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output)
 
 
 def _measured(
-    checkpoint: Checkpoint, stages: Stages, load: LoadOptions, model: ModelOptions, out: Output
+    checkpoint: Checkpoint, stages: LoadTimings, load: LoadOptions, model: ModelOptions, out: Output
 ) -> tuple[LoadReport, dict[str, Any]]:
     """The report, and the `model` object of the document."""
     from llmcli.commands.load.measure.run import check_files, measure_load

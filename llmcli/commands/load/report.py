@@ -142,21 +142,18 @@ def folded(lines: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
     These are the layer's and, in it, the expert's. What else is different, such as a stored format
     or where a number is not finite, stays apart; the numbers are of all of them, and bytes add up.
     """
-    return _folded(_folded(lines, 1), 0)
-
-
-def _folded(lines: Iterable[LedgerEntry], which: int) -> tuple[LedgerEntry, ...]:
-    """Lines that differ in that number alone, in one each."""
-    rows: dict[Hashable, list[LedgerEntry]] = {}
-    for line in lines:
-        opened = {name: _open(getattr(line, name), which) for name in _NAMED}
-        templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
-        alike = len({number for _, number in opened.values()} - {None}) < 2
-        apart: dict[str, Any] = {"filled": (), "scale_tensors": ()}
-        template = replace(line, **templates, **apart, bytes=0, numbers=None)
-        bad = line.numbers and line.numbers.bad
-        rows.setdefault((template, bad, alike or line.source), []).append(line)
-    return tuple(row[0] if len(row) == 1 else _row(row) for row in rows.values())
+    for which in (1, 0):  # the second number, then the first
+        rows: dict[Hashable, list[LedgerEntry]] = {}
+        for line in lines:
+            opened = {name: _open(getattr(line, name), which) for name in _NAMED}
+            templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
+            alike = len({number for _, number in opened.values()} - {None}) < 2
+            apart: dict[str, Any] = {"filled": (), "scale_tensors": ()}
+            template = replace(line, **templates, **apart, bytes=0, numbers=None)
+            bad = line.numbers and line.numbers.bad
+            rows.setdefault((template, bad, alike or line.source), []).append(line)
+        lines = [row[0] if len(row) == 1 else _row(row) for row in rows.values()]
+    return tuple(lines)
 
 
 def _open(name: str | None, which: int) -> tuple[str | None, str | None]:

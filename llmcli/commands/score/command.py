@@ -87,7 +87,7 @@ def command(
     scores, models = [], []
     for spec in specs:
         loaded = load_model(model, out, text=not text.ids, spec=spec).model
-        window, stride = score.windows(model.context_length or loaded.config.context)
+        window, stride = score.windows(loaded.config.room(model.context_length))
         parsed = not special.no_special
         scores.append(_score(text, loaded, out, window, stride, parse_special=parsed))
         models.append(loaded.describe())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from llmcli.commands.selftest.report import Receipt
@@ -13,7 +14,7 @@ from llmcli.records.document import members
 from llmcli.shell.documents import read_bytes
 from llmcli.shell.files import kind_of_file
 from llmcli.shell.options import ViewOutputOptions
-from llmcli.shell.output import ExportFile, Output
+from llmcli.shell.output import ExportFile, Output, write_document
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 
@@ -71,7 +72,9 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
         pairs = [(cache.level, cache.bytes) for cache in report.ceilings.caches]
         body["ceilings"] = members(report.ceilings) | {"caches": pairs}
     if selftest.save is not None:
-        file = ExportFile(path=selftest.save, holds="a receipt for `llmcli selftest --verify`")
+        write = partial(write_document, selftest.save)
+        holds = "a receipt for `llmcli selftest --verify`"
+        file = ExportFile(path=selftest.save, holds=holds, write=write)
     out.present(
         lambda: render_selftest(report, receipt, machine),
         body,

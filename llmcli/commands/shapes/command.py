@@ -11,12 +11,13 @@ from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
 from llmcli.records.numbers import did_you_mean
+from llmcli.records.ranges import LARGEST
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import LARGEST, Without, opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.prompts import read_prompt
 from llmcli.shell.running import (
     chosen_devices,
@@ -174,7 +175,7 @@ def command(
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
-            tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
+            tokens = _tokens(text, checkpoint, config, model.context_length, out)
         request = shapes.request(config, precision, tokens)
         about = model_of_headers(checkpoint, place, config, precision, device.device)
         if shapes.names:
@@ -207,27 +208,20 @@ def command(
 
 
 def _tokens(
-    prompt: Prompt, checkpoint: Checkpoint, config: ModelConfig, room: int, out: Output
+    prompt: Prompt, checkpoint: Checkpoint, config: ModelConfig, context: int | None, out: Output
 ) -> tuple[Token, ...]:
     """Every token of the prompt; the texts are empty without a tokenizer.
 
-    Raises UsageError, PromptTooLong where they do not fit `room`, and CheckpointError for a text
-    without a tokenizer.
+    Raises UsageError, PromptTooLong where they do not fit the context (`context`: as the user gave
+    it), and CheckpointError for a text without a tokenizer.
     """
-    from llmcli.text import load_tokenizer
-    from llmcli.text.load import TextInterface, ending_ids
+    from llmcli.text.load import text_interface
 
-    tokenizer = load_tokenizer(checkpoint, text=not prompt.ids)
-    for note in () if tokenizer is None or prompt.ids else tokenizer.notes:
+    model = text_interface(checkpoint, config, text=not prompt.ids)
+    for note in () if model.tokenizer is None or prompt.ids else model.tokenizer.notes:
         out.note(note)
-    model = TextInterface(
-        name=checkpoint.name,
-        config=config,
-        tokenizer=tokenizer,
-        eos_ids=ending_ids(config, tokenizer, checkpoint),
-    )
     encoded = encode(prompt, ChatOptions(raw=True), model)
-    list(check_fits([encoded], 1, room, largest=config.embedding.positions))
+    check_fits([encoded], config, context)
     return model.tokens(encoded.ids)
 
 

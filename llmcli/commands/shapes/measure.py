@@ -34,7 +34,6 @@ from llmcli.graph.ops import size
 from llmcli.graph.plan import Plan, plan
 from llmcli.graph.precision import Precision
 from llmcli.graph.spec import PHASES, Call, Kind, Phase, TensorSpec
-from llmcli.measure.fit import misfits, unscaled
 from llmcli.prepare.prepared import Prepared
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.numbers import counted, spans, together
@@ -427,7 +426,7 @@ def stored_check(prepared: Prepared) -> tuple[ViewCheck, ...]:
     tensors, surplus = prepared.checkpoint.tensors, prepared.plan.surplus
     if not tensors:
         return ()
-    wrong = [*misfits(prepared), *unscaled(prepared)]
+    wrong = [*prepared.misfits, *prepared.unscaled]
     held, made_of = counted(len(tensors), "tensor"), counted(len(prepared.shapes), "parameter")
     other = counted(len(surplus), "surplus tensor") if surplus else "no other"
     words = f"the file has {held}, from which {made_of} can be made, and {other}"

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.encoding import ChatOptions, encode
@@ -21,18 +20,18 @@ from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, prompt_or_default
-from llmcli.shell.running import Loaded, kernels_of, load_model
+from llmcli.shell.running import Loaded, header, load_model
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     import torch
 
-    from llmcli.checkpoints import Checkpoint
     from llmcli.commands.timing.report import Stage, TimingReport
     from llmcli.config.model import ModelConfig
     from llmcli.graph.precision import Precision
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
+    from llmcli.prepare.prepared import Prepared
     from llmcli.records.machine import Ceilings
 
 LOOK_NEW, LOOK_PAIRS = 8, 3  # of `/look`: tokens that are generated, and pairs of runs
@@ -167,9 +166,10 @@ def command(
     title = model_line(about)
     if loaded.model.random_seed is not None:  # which take as long as others, and mean nothing
         title += ", random weights"
-    header = environment(kernels=kernels_of(about))
+    head = header(about)
     if not out.json:  # shown even if the runs are cut short
-        out.show(render_opening(title, header, stages, about if timing.details else None))
+        shown = about if timing.details else None
+        out.show(render_opening(title, head["environment"], stages, shown))
     with Progress(out) as progress:
         report = measure_timing(
             loaded.model,
@@ -186,8 +186,7 @@ def command(
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
             members(report),
-            model=about,
-            environment=header,
+            **head,
             checks=report.checks,
             hint=_HINT,
         )
@@ -198,14 +197,14 @@ def command(
         if report.machine_load.slowed:
             out.note(report.machine_load.words)
         if timing.trace is not None and report.phases:
-            _write_trace(timing.trace, report, title, about | asdict(header), out)
+            _write_trace(timing.trace, report, title, about | asdict(head["environment"]), out)
     if report.interrupted:
         after = f" after {report.phases[-1].name}" if report.phases else ""
         raise SIGNALS.stopped(reported=out.json, where=after)
 
 
 def _baseline(
-    checkpoint: Checkpoint, *, options: ModelOptions, tokens: int, out: Output, fresh: bool
+    prepared: Prepared, *, options: ModelOptions, tokens: int, out: Output, fresh: bool
 ) -> tuple[Ceilings, int | None]:
     """The machine's ceilings, and the bytes held without a model, before it is loaded.
 
@@ -213,19 +212,17 @@ def _baseline(
     pushed out of a cache between loading and running. From the checkpoint's headers; `tokens` of
     the run, about. The bytes are 0 on a GPU, and None where they are not known: the system may not
     say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
-    that took. Raises UnsupportedModel, and UsageError for a missing device or dtype.
+    that took. Raises UsageError for a missing device or dtype.
     """
     from llmcli import devices
     from llmcli.graph.memory import PlannedRun, memory_need
     from llmcli.loading.load import precision_on
     from llmcli.measure.peaks import resident_bytes
-    from llmcli.prepare.prepared import prepare
 
-    prepared = prepare(checkpoint, random=options.weights_seed is not None)
     config = prepared.config
     device = devices.resolve_device(options.device)
     precision = precision_on(device, prepared, **options.precision_options)
-    tokens = min(options.context_length or config.context, tokens)
+    tokens = min(config.room(options.context_length), tokens)
     held = resident_bytes()
     with Progress(out) as progress:
         ceilings = _ceilings(device, config, precision, tokens, progress)
@@ -244,18 +241,11 @@ def _ceilings(
     device: torch.device, config: ModelConfig, precision: Precision, tokens: int, progress: Progress
 ) -> Ceilings:
     """What this machine can do at most, with what a step streams that reaches so many tokens."""
-    import torch
-
     from llmcli.graph.cost import step_bytes
     from llmcli.measure.ceilings import measure_ceilings
 
-    return measure_ceilings(
-        device,
-        precision,
-        threads=torch.get_num_threads(),
-        progress=progress,
-        working_set=step_bytes(config, tokens, precision=precision),
-    )
+    streamed = step_bytes(config, tokens, precision=precision)
+    return measure_ceilings(device, precision, working_set=streamed, progress=progress)
 
 
 def prompt_tokens(given: Prompt) -> int:

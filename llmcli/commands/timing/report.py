@@ -10,7 +10,7 @@ from llmcli.graph.spec import Phase
 from llmcli.measure.runs import Ratios, are_tight, paired, spread_of
 from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.machine import Ceilings, MachineLoad
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 GAPS = "gaps"  # the part that has the time in none
 # What limits a part that is near no ceiling: starting its operations, or the operations' own code.
@@ -77,7 +77,7 @@ class PartTime:
     seconds: float
     host_s: float
     calls: int
-    work: PartWork
+    work: Cost
     bound: str | None = None
     of_bound: float | None = None
     nearest: str | None = None
@@ -96,7 +96,7 @@ class PartTime:
             host_s=sum(one.host_s for one in own),
             calls=sum(one.calls for one in own),
             operations=sum(one.operations for one in own),
-            work=sum((one.work for one in own), PartWork()),
+            work=sum((one.work for one in own), Cost()),
             of_bound=sum(known) / seconds if known and seconds else None,
         )
 
@@ -165,7 +165,7 @@ class PhaseTime:
     bare_s: float
     parts: tuple[PartTime, ...]
     totals: tuple[PartTime, ...]
-    work: PartWork
+    work: Cost
     overhead: Overhead
     peak: int | None
     gemv_s: float

@@ -135,8 +135,8 @@ def mixed_rows(
     if gated:
         act = r.node("gate_act", Activate(source=r.named("gate"), function="sigmoid"))
         enters = r.node("gated", Gate(act=act, up=enters))
-    biased = r.named("b_o") if bias else None
-    r.node("result", HeadShare(source=enters, weight=r.named("W_o"), whole=site.makes, bias=biased))
+    b = r.named("b_o") if bias else None
+    r.node("result", HeadShare(source=enters, weight=r.named("W_o"), whole=site.output, bias=b))
     r.output(site, "attention", "o", enters, over="H·dv", bias=bias)
     if sinks:
         r.parameter("sink", "H", "pattern", wide=True)
@@ -144,7 +144,7 @@ def mixed_rows(
 
 def fused_kernel(name: str) -> Kernel:
     """`softmax(Q Kᵀ) V` of the part `name`: a block of scores at a time, in registers."""
-    return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
+    return Kernel(fuses=(f"{name}.scores", f"{name}.pattern"), optional=True)
 
 
 def mixed(name: str, *, gated: bool) -> str:

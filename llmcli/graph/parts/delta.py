@@ -46,7 +46,7 @@ _ROWS = """
     beta  β  T H  scan wide  write strengths: the replaced share of the value at each key
     dt         dt       T H        scan wide  step sizes of the decay
     pattern    A        H T S      scan wide  the weight of each token's value, of either sign
-    state      S        H T dk·dv  scan wide shown  the state after each token
+    state      S        H T dk·dv  scan wide tap_only  the state after each token
     z          O        H T dv     scan wide  the state read by the queries
     z_norm     O_norm   H T dv     scan wide  the read values, normalized
     out        O_gated  H T dv     scan       the result, gated, as it enters the last projection
@@ -114,8 +114,8 @@ def scanned(
 
 def recurrent_kernels(r: Rows) -> tuple[Kernel, ...]:
     """The kernels of `z` with a state: the map is only stored if edited, states never."""
-    state = Kernel(covers=(r.named("state"),))
-    return Kernel(covers=(r.named("pattern"),), optional=True), state
+    state = Kernel(fuses=(r.named("state"),))
+    return Kernel(fuses=(r.named("pattern"),), optional=True), state
 
 
 def delta_facts(c: DeltaConfig) -> Mapping[str, Any]:

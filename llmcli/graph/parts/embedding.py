@@ -58,7 +58,7 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
     """
     r = Rows("", _HEAD_ROWS, "head", layer=None)
     if not head.tied:
-        r.parameter("head.W", "D V", "logits_raw", letter="W_head", turned=True)
+        r.parameter("head.W", "D V", "logits_raw", letter="W_head", transposed=True)
     if head.bias:
         r.parameter("head.b", "V", "logits_raw", letter="b")
     bias, tied = "head.b" if head.bias else None, ", W_head = W_Eᵀ (tied)" if head.tied else ""

@@ -70,7 +70,7 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
         own = _shared(r, c.shared, c, site)
         documents |= own.documents
     total, words = SumExperts(share=share, value=value, also=also), "the mixture of experts"
-    r.node("out", total, name=site.makes, letter=site.letter, words=site.output(words))
+    r.node("out", total, name=site.output, letter=site.letter, words=site.words(words))
     return r.graph(documents=documents)
 
 
@@ -130,7 +130,7 @@ def _experts(r: Rows, c: ExpertsConfig, enters: str, site: Site, hidden: str, ma
 def _shared(r: Rows, s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:
     """The shared expert, times `σ` of a logit if weighed."""
     leaf, letter = ("shared.out", "Oₛ") if s.weighed else ("shared_out", "Z")
-    own = replace(site, name=r.named("shared"), makes=r.named(leaf), letter=letter, adds=False)
+    own = replace(site, name=r.named("shared"), output=r.named(leaf), letter=letter, adds=False)
     config = MlpConfig(hidden=s.hidden, activation=c.activation, gated=c.gated)
     mlp = mlp_graph(config, own, shared=True)
     r.nodes += mlp.nodes
@@ -139,7 +139,7 @@ def _shared(r: Rows, s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph
     if s.weighed:
         logit = r.project("shared_logit", site.source, symbol="shared")
         weight = r.node("shared_weight", Share(source=logit, function="sigmoid"))
-        r.node("shared_out", Gate(act=weight, up=own.makes))
+        r.node("shared_out", Gate(act=weight, up=own.output))
     return mlp
 
 

@@ -22,9 +22,9 @@ _ROWS = """
     kv_latent_norm  C_kv_norm   T dc    norm             the latents of keys and values, normalized
     k_pe            K_pe        T dr    qkv              the key for positions, one for all heads
     k_pe_rot        K_pe_rot    T dr    rope             the key for positions, rotated by them
-    k               K           H T dn  attention shown  keys of content
-    v               V           H T dv  attention shown  values
-    k_rot           K_rot       H T dh  attention shown  the keys as they enter the scores
+    k               K           H T dn  attention tap_only  keys of content
+    v               V           H T dv  attention tap_only  values
+    k_rot           K_rot       H T dh  attention tap_only  the keys as they enter the scores
 """
 
 

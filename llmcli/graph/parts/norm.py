@@ -10,7 +10,7 @@ from llmcli.graph.ops import Scale
 from llmcli.graph.rows import Rows
 
 _ROWS = """
-    scale  s  T 1  norm wide shown  the divisor of each row
+    scale  s  T 1  norm wide tap_only  the divisor of each row
     out    T  T D  norm             the rows, normalized
 """
 

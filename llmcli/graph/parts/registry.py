@@ -38,8 +38,8 @@ class Part:
     `prefix`: of its tensors' names in a block (`blocks.3.attn.q`); `noun`: for messages. `mixes`:
     tokens depend on each other, so it has a state; otherwise tokens are independent. `graph(config,
     site)` describes its tensors, `facts(config)` provides facts for `info`. It is computed with the
-    residual stream, too, if `reads_stream(config)`. `gives`: the leaf name of the output before a
-    norm or multiplier, distinct from its other tensors. `foreign`: lines of
+    residual stream, too, if `reads_stream(config)`. `raw_output`: the leaf name of its output
+    before a norm or multiplier, distinct from its other tensors. `foreign`: lines of
     `graph.aliases._FOREIGN`, suggestions for other programs' names.
     """
 
@@ -48,14 +48,14 @@ class Part:
     mixes: bool
     graph: Callable[[Any, Site], PartGraph]
     facts: Callable[[Any], Mapping[str, Any]]
-    gives: str = "out"
+    raw_output: str = "out"
     foreign: str = ""
     reads_stream: Callable[[Any], bool] = lambda config: False
 
 
-def _mixer(prefix: str, noun: str, *described: Any, gives: str = "out_raw") -> Part:
+def _mixer(prefix: str, noun: str, *described: Any, out: str = "out_raw") -> Part:
     graph, facts = described
-    return Part(prefix=prefix, noun=noun, mixes=True, graph=graph, facts=facts, gives=gives)
+    return Part(prefix=prefix, noun=noun, mixes=True, graph=graph, facts=facts, raw_output=out)
 
 
 def _feed(prefix: str, noun: str, *described: Any) -> Part:
@@ -63,17 +63,13 @@ def _feed(prefix: str, noun: str, *described: Any) -> Part:
     return Part(prefix=prefix, noun=noun, mixes=False, graph=graph, facts=facts)
 
 
-def _normed_router(config: ExpertsConfig) -> bool:
-    return config.routing.norm is not None
-
-
 _EXPERTS = _feed("moe", "the mixture of experts", experts_graph, experts_facts)
 PARTS: dict[type, Part] = {
-    AttentionConfig: _mixer("attn", "attention", attention_graph, attention_facts, gives="out"),
+    AttentionConfig: _mixer("attn", "attention", attention_graph, attention_facts, out="out"),
     ShortConvConfig: _mixer("conv", "the short convolution", conv_graph, conv_facts),
     DeltaConfig: _mixer("linattn", "the gated DeltaNet", delta_graph, delta_facts),
-    ExpertsConfig: replace(_EXPERTS, reads_stream=_normed_router),
-    LatentConfig: _mixer("attn", "attention", latent_graph, latent_facts, gives="out"),
+    ExpertsConfig: replace(_EXPERTS, reads_stream=lambda e: e.routing.norm is not None),
+    LatentConfig: _mixer("attn", "attention", latent_graph, latent_facts, out="out"),
     MlpConfig: _feed("mlp", "the feed-forward", mlp_graph, mlp_facts),
     PleConfig: _feed("ple", "the embedding for this layer", ple_graph, ple_facts),
     SsmConfig: _mixer("ssm", "the Mamba-2 mixer", ssm_graph, ssm_facts),

@@ -27,7 +27,7 @@ _ROWS = """
     C        C_ssm    G T N     scan       the queries, which read the state
     dt       dt       T H       scan wide  step sizes of writes and decays
     pattern  A        H T S     scan wide  the weight of each token's values, of either sign
-    state    S        H T N·dv  scan wide shown  the state after each token
+    state    S        H T N·dv  scan wide tap_only  the state after each token
     z        O        H T dv    scan wide  the state read by C
     skip     O_D      H T dv    scan wide
     gated    O_gated  H T dv    scan wide  the result, gated

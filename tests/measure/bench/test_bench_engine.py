@@ -29,10 +29,10 @@ from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, WorkCounter, engine_info, has_flash, random_ids
-from llmcli.measure.llama_cpp import open_llama_cpp
+from llmcli.measure.llama_cpp import LlamaCpp
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 from llmcli.shell.output import Output
 
 IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]
@@ -127,7 +127,7 @@ def test_a_peer_is_asked_for_all_that_it_takes(folder, monkeypatch):
     found.load(chosen)
     with pytest.raises(UsageError, match="not here"):
         found.peer(chosen)
-    asked, taken = opened.call_args.kwargs, inspect.signature(open_llama_cpp).parameters
+    asked, taken = opened.call_args.kwargs, inspect.signature(LlamaCpp).parameters
     assert asked == {name: getattr(chosen, name) for name in taken if name != "ours"}
 
 
@@ -296,7 +296,7 @@ def test_work_is_that_of_every_call(name):
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
     found = WorkCounter(config=config, precision=BFLOAT16).work(test, 6, 4)
-    assert found == sum(parts, PartWork())
+    assert found == sum(parts, Cost())
 
 
 def test_a_depth_is_not_counted_but_read():

@@ -230,9 +230,9 @@ def test_sweeps(monkeypatch, as_written):
 
 
 def costing(clock, *costs, **how):
-    """An engine that takes so many nanoseconds for each prompt."""
+    """An engine that takes so many nanoseconds for each prompt or token."""
     engine, left = FakeEngine(clock, **how), iter(costs)
-    engine.read = lambda ids: setattr(clock, "now", clock.now + next(left))
+    engine.read = engine.step = lambda ids: setattr(clock, "now", clock.now + next(left))
     return engine
 
 
@@ -241,6 +241,11 @@ def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     _, [one] = swept(lambda chosen: FakeEngine(clock), tests=[TG], repetitions=1)
     assert (one.stddev_ns, one.stddev_ts, one.avg_ts) == (0, 0, 1e7)
     assert one.samples_token_ns == (100,) * 2
+    _, [one] = swept(lambda chosen: costing(clock, 300, 100), tests=[TG], repetitions=1)
+    assert (one.token_p50_ns, one.token_p90_ns, one.token_p99_ns) == (200, 280, 298)
+    one = dataclasses.replace(TG, n_gen=1)
+    _, [one] = swept(lambda chosen: FakeEngine(clock), tests=[one], repetitions=1)
+    assert (one.token_p50_ns, one.token_p99_ns) == (100, 100)
     _, [row] = swept(lambda chosen: costing(clock, 100, 250, 400), tests=[PP], repetitions=3)
     assert row.samples_ns == row.samples_ttft_ns == (100, 250, 400)
     rates = [8e9 / 100, 8e9 / 250, 8e9 / 400]  # tokens per second of each run
@@ -249,7 +254,7 @@ def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     assert row.avg_ts != pytest.approx(8e9 / row.avg_ns)  # not tokens by mean time
     apart = sum((rate - mean(rates)) ** 2 for rate in rates)
     assert row.stddev_ts == pytest.approx((apart / 2) ** 0.5)
-    assert (row.avg_ns, row.stddev_ns) == (250, 150)
+    assert (row.avg_ns, row.stddev_ns, row.token_p50_ns) == (250, 150, None)
     report, _ = swept(
         lambda chosen: costing(clock, 10, 20, 40), tests=[PP], repetitions=3,
         peer=lambda chosen: costing(clock, 20, 10, 40, name="transformers"),

@@ -32,7 +32,7 @@ from llmcli.graph.precision import Precision
 from llmcli.measure.ceilings import Roofline
 from llmcli.measure.runs import FEWEST, TIGHT, StoppingRule, are_tight, in_turns, paired, spread_of
 from llmcli.ops.elements import add
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 
 def test_the_hosts_clock_gives_each_mark_the_time_since_the_one_before(monkeypatch):
@@ -157,22 +157,22 @@ def test_each_mark_is_the_end_of_its_part():
 
 def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
     works = {
-        ("embed", None): PartWork(weights=3),
-        ("norm", 0): PartWork(weights=5),
-        ("out", 7): PartWork(flops=11),  # never timed
+        ("embed", None): Cost(weights=3),
+        ("norm", 0): Cost(weights=5),
+        ("out", 7): Cost(flops=11),  # never timed
     }
     run = run_of("sample", *CALL, "end")
     parts = part_times(run, works, {("norm", 0): 4, ("gaps", None): 9}, ORDER)
     assert [(part.part, part.layer) for part in parts[:2]] == [("embed", None), ("norm", 0)]
     assert parts[-1].part == "gaps"
-    assert parts[0].work == PartWork(weights=3)
+    assert parts[0].work == Cost(weights=3)
     assert sum(part.work.flops for part in parts) == 0
     assert [(p.part, p.operations) for p in parts if p.operations] == [("norm", 4), ("gaps", 9)]
     totals = over_layers(parts, ORDER)
     assert [part.part for part in totals][-2:] == ["sample", "gaps"]
     assert sum(part.operations for part in totals) == 13
     assert sum(part.seconds for part in totals) == sum(part.seconds for part in parts)
-    assert next(part for part in totals if part.part == "norm").work == PartWork(weights=5)
+    assert next(part for part in totals if part.part == "norm").work == Cost(weights=5)
 
 
 def test_a_token_belongs_to_the_call_that_reads_it_and_what_comes_last_to_the_last():
@@ -192,17 +192,17 @@ def test_calls_of_a_prompt_without_logits_are_calls_too():
 
 
 MEMORY, L3, L2 = 200 << 20, 8 << 20, 1 << 19
-STREAMED, COMPUTED = PartWork(weights=10**8), PartWork(flops=10**9)  # 10 ms each
-ACTIVATIONS = PartWork(activations=10 * 10**6)
+STREAMED, COMPUTED = Cost(weights=10**8), Cost(flops=10**9)  # 10 ms each
+ACTIVATIONS = Cost(activations=10 * 10**6)
 NO_START = replace(CEILINGS, start_s=0.0)
 
 
 @pytest.mark.parametrize(("work", "seconds", "given", "bound", "share"), [
     # streamed weights, keys and values wait for memory, products of many rows for arithmetic
-    (PartWork(weights=10**8, flops=10**8), 0.0125, {}, "memory", 0.8),
-    (PartWork(cache=10**8), 0.0125, {}, "memory", 0.8),
-    (PartWork(weights=4 * 10**8, cache=10**8), 0.0625, {}, "memory", 0.8),
-    (PartWork(weights=10**6, flops=10**10), 0.125, {}, "compute", 0.8),
+    (Cost(weights=10**8, flops=10**8), 0.0125, {}, "memory", 0.8),
+    (Cost(cache=10**8), 0.0125, {}, "memory", 0.8),
+    (Cost(weights=4 * 10**8, cache=10**8), 0.0625, {}, "memory", 0.8),
+    (Cost(weights=10**6, flops=10**10), 0.125, {}, "compute", 0.8),
     # weights that stay in a cache are judged by it: 400 % of the memory is 80 % of the L3
     (STREAMED, 0.0025, {"working_set": L3}, "L3", 0.8),
     (STREAMED, 0.00125, {"working_set": L2}, "L2", 0.8),
@@ -210,7 +210,7 @@ NO_START = replace(CEILINGS, start_s=0.0)
     (ACTIVATIONS, 0.000125, {"calls": 10}, "L2", 0.8),
     (ACTIVATIONS, 0.00025, {"calls": 1}, "L3", 0.8),
     # both kinds of bytes take their time one after the other
-    (PartWork(weights=10**8, activations=10**7), 0.0102, {"calls": 10}, "memory", 101 / 102),
+    (Cost(weights=10**8, activations=10**7), 0.0102, {"calls": 10}, "memory", 101 / 102),
     # from half of a ceiling on it is what a part waits for, however many operations
     (STREAMED, 0.0199, {}, "memory", 0.01 / 0.0199),
     (STREAMED, 0.0199, {"operations": 10**6}, "memory", 0.01 / 0.0199),
@@ -225,12 +225,12 @@ NO_START = replace(CEILINGS, start_s=0.0)
     (STREAMED, 0.0125, {"host_s": 0.012}, "calls/memory", 0.8),
     (STREAMED, 0.0125, {"host_s": 0.001}, "memory", 0.8),
     # without counted work there is no bound, and no ceiling of what was not measured
-    (PartWork(), 1.0, {}, None, None),
-    (PartWork(weights=10**8, flops=10**12), 0.0125, {"dtype": "float64"}, "memory", 0.8),
+    (Cost(), 1.0, {}, None, None),
+    (Cost(weights=10**8, flops=10**12), 0.0125, {"dtype": "float64"}, "memory", 0.8),
     # without a measured start nothing is said to be one
-    (PartWork(weights=10), 0.1, {"operations": 10**6, "ceilings": NO_START}, "kernel/memory", 1e-8),
+    (Cost(weights=10), 0.1, {"operations": 10**6, "ceilings": NO_START}, "kernel/memory", 1e-8),
     # a product that is computed badly: little of it is its start
-    (PartWork(flops=10**10), 1.0, {"operations": 100}, "kernel/compute", 0.1),
+    (Cost(flops=10**10), 1.0, {"operations": 100}, "kernel/compute", 0.1),
 ])
 def test_what_a_part_waits_for(work, seconds, given, bound, share):
     """`kernel/memory`: not for memory, though that is nearest."""

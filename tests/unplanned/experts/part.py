@@ -37,18 +37,18 @@ def graph(c, site):
     share = r.node("share", Opaque(
         sources=(router,), text="softmax(R)", evaluate=f"{HERE}.evaluation:share"
     ))  # fmt: skip
-    enter = r.parameter("W_in", "E D F", "hidden", turned=True)
+    enter = r.parameter("W_in", "E D F", "hidden", transposed=True)
     hidden = r.node("hidden", Opaque(
         sources=(site.source,), parameters=(enter,), text="SiLU(X W_in[e])",
         evaluate=f"{HERE}.evaluation:hidden", multiplies="E·D·F",
     ))  # fmt: skip
-    leave = r.parameter("W_out", "E F D", site.makes, turned=True)
+    leave = r.parameter("W_out", "E F D", site.output, transposed=True)
     mixed = Opaque(
         sources=(share, hidden), parameters=(leave,), text="Σ_e P[e] · L[e] W_out[e]",
         evaluate=f"{HERE}.evaluation:mixed", multiplies="E·D·F",
     )  # fmt: skip
-    words = site.output("the experts")
-    r.node("out", mixed, name=site.makes, letter=site.letter, words=words)
+    words = site.words("the experts")
+    r.node("out", mixed, name=site.output, letter=site.letter, words=words)
     return r.graph()
 
 

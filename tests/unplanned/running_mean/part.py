@@ -52,7 +52,7 @@ def graph(c, site):
     for leaf, axes in (("sum", "H dv"), ("count", "H 1")):
         formula, words = f"the last row of {leaf}", f"the {leaf} so far"
         r.state(leaf, axes, leaf, "z", formula, words, wide=True)
-    return r.graph(Kernel(covers=(pattern,)))
+    return r.graph(Kernel(fuses=(pattern,)))
 
 
 PART = Part(

@@ -105,7 +105,7 @@ class LayerWatch:
     """
 
     def __init__(self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]) -> None:
-        self._ends, self._settle = {of.adds: of for of in maps}, settle
+        self._ends, self._settle = {of.residual_update: of for of in maps}, settle
         inputs = [(name, of.number) for of in self._ends.values() for name in of.inputs]
         self._needed = {name for name, _ in inputs}
         self._lent = {name for name, number in inputs if layer_of(name) != number}

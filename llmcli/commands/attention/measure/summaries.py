@@ -32,16 +32,6 @@ def _distance(of: Block) -> Tensor:
     return distance_Ht if of.taken_Ht is None else distance_Ht / of.left_Ht
 
 
-def _without_sink(of: Block) -> Tensor:
-    mass_Ht, moment_Ht = of.beyond_first
-    return moment_Ht / mass_Ht  # 0 / 0 where all of a row goes to key 0
-
-
-def _negative(of: Block) -> Tensor | None:
-    # a row of zeros has no shares
-    return None if of.negative_Ht is None else of.negative_Ht + 0 * of.left_Ht
-
-
 # each metric of a row, None where these heads have none such, and which rows count (None: all)
 ROWS: Mapping[str, tuple[Callable[[Block], Tensor | None], Callable[[Block], Tensor] | None]] = {
     "entropy": (lambda of: of.entropy_Ht, None),
@@ -60,12 +50,20 @@ ROWS: Mapping[str, tuple[Callable[[Block], Tensor | None], Callable[[Block], Ten
     ),
     "sink_rate": (lambda of: of.first_key_Ht, lambda of: of.seen_t > of.positions_t),
     "learned_sink": (lambda of: of.taken_Ht, None),
-    "negative": (_negative, None),
+    # a row of zeros has no shares
+    "negative": (
+        lambda of: None if of.negative_Ht is None else of.negative_Ht + 0 * of.left_Ht,
+        None,
+    ),
     # rows that see the key after the last earlier token that equals theirs, and that token
     "induction": (lambda of: of.equal_Ht(after=True), lambda of: of.seen_t >= of.gaps_t),
     "duplicate": (lambda of: of.equal_Ht(after=False), lambda of: of.seen_t > of.gaps_t),
     "distance": (_distance, None),
-    "distance_without_sink": (_without_sink, lambda of: of.positions_t > 0),
+    # 0 / 0 where all of a row goes to key 0
+    "distance_without_sink": (
+        lambda of: of.beyond_first[1] / of.beyond_first[0],
+        lambda of: of.positions_t > 0,
+    ),
     "locality_8": (lambda of: of.last_Ht(8), lambda of: of.seen_t > 8),
     "locality_64": (lambda of: of.last_Ht(64), lambda of: of.seen_t > 64),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -288,27 +288,20 @@ def _metric_rows(
 
     Columns that do not fit stand in further tables below.
     """
-    front = {"head": [Text(name) for name in report.heads]}
+    heads = report.heads
+    front: list[tuple[Column, Callable[[str], Text | str]]] = [(Column("head", right=False), str)]
     if report.shares_keys:
-        front["kv"] = [Text(str(head.kv_head)) for head in report.heads.values()]
-    tables = [dict(front)]
+        front.append((Column("kv"), lambda of: str(heads[of].kv_head)))
+    tables = [front]
     for metric in metrics:
-        values = [_value(head, metric) for head in report.heads.values()]
-        wide = {**tables[-1], metric.name: values}
-        if len(tables[-1]) > len(front) and not _table(wide, drop=1).fit(width):
-            tables.append(front | {metric.name: values})
-        else:
-            tables[-1] = wide
+        column = Column(metric.name), lambda of, metric=metric: _value(heads[of], metric)
+        if len(tables[-1]) > len(front) and not table(heads, [*tables[-1], column]).fit(width):
+            tables.append(front)
+        tables[-1] = [*tables[-1], column]
     for number, columns in enumerate(tables):
         if number:
             yield Text()
-        yield _table(columns)
-
-
-def _table(columns: Mapping[str, Sequence[Text]], *, drop: int = 0) -> Rows:
-    """Columns by their names, numbers to the right."""
-    rows = list(zip(*columns.values(), strict=True))
-    return Rows([Column(name, right=name != "head", drop=drop) for name in columns], rows)
+        yield table(heads, columns)
 
 
 def _undefined(report: AttentionReport, metric: Metric) -> bool:

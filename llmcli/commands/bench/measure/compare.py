@@ -30,8 +30,8 @@ from llmcli.commands.bench.report.comparison import (
 from llmcli.commands.bench.report.row import THEIRS, count_words, size_words
 from llmcli.errors import UsageError
 from llmcli.records.engines import EngineInfo, SpeedTest
+from llmcli.records.ranges import Range
 from llmcli.shell.documents import read
-from llmcli.shell.params import Range
 
 # Fields of a row that are not settings, and settings that stand behind one of llama-bench's: ours,
 # and those of its other versions. A file need not have all of them.

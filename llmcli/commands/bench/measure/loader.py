@@ -202,7 +202,6 @@ class EngineLoader(ExitStack):
         found = ceilings.measure_ceilings(
             resolve_device("auto" if device == "meta" else device),
             precision,
-            threads=torch.get_num_threads(),
             working_set=working_set,
             progress=self._progress,
         )

@@ -113,9 +113,25 @@ class Slot:
 
     def repeat(self, test: SpeedTest) -> None:
         """The next repetition, in an empty memory or one with the depth in it."""
-        if self.engine is not None and self.failed is None:
-            with self._attempt():
-                self.runs.append(self._run(self.engine, test))
+        engine = self.engine
+        if engine is None or self.failed is not None or self.meta:
+            return
+        number = len(self.runs)  # after a failure none is run
+        counted = f"{number + 1}/{self._plan.runs.repetitions}"
+        with self._attempt(), engine.computing():
+            if test.n_depth:
+                cached = self._filled == test.n_depth
+                self._on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
+                if not cached:
+                    engine.rewind(0)
+                    self._filled = 0
+                    self._read(engine, "depth", test.n_depth)
+                    self._filled = test.n_depth
+            engine.rewind(test.n_depth)
+            self._on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
+            prompt = self._batches(f"{test.name} {number}", test.n_prompt)
+            written = self._ids(f"{test.name} {number} after", test.n_gen)
+            self.runs.append(timed_run(engine, prompt, written, self.memory))
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -163,24 +179,6 @@ class Slot:
                 with self.memory.phase("decode"):
                     engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
-
-    def _run(self, engine: Engine, test: SpeedTest) -> TimedRun:
-        number = len(self.runs)  # after a failure none is run
-        counted = f"{number + 1}/{self._plan.runs.repetitions}"
-        with engine.computing():
-            if test.n_depth:
-                cached = self._filled == test.n_depth
-                self._on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
-                if not cached:
-                    engine.rewind(0)
-                    self._filled = 0
-                    self._read(engine, "depth", test.n_depth)
-                    self._filled = test.n_depth
-            engine.rewind(test.n_depth)
-            self._on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
-            prompt = self._batches(f"{test.name} {number}", test.n_prompt)
-            written = self._ids(f"{test.name} {number} after", test.n_gen)
-            return timed_run(engine, prompt, written, self.memory)
 
     def _read(self, engine: Engine, what: str, tokens: int) -> None:
         with self.memory.phase("prefill"):
@@ -279,9 +277,7 @@ class Sweep:
                 sleep(self._plan.runs.delay)
             self._done += 1
             self._say("starting")
-            began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            order = self._run(test, _room(tests[number:]))
-            self._add_rows(settings, test, began, order)
+            self._test(settings, test, _room(tests[number:]))
 
     def _say(self, what: str, name: str = "") -> None:
         """Names the engine where there are two: `prompt run 1/5 (transformers)`."""
@@ -289,26 +285,20 @@ class Sweep:
             what += f" ({name})"
         self._on_status(f"benchmark {self._done}/{self._total}: {what}")
 
-    def _run(self, test: SpeedTest, room: int) -> tuple[EngineName, ...]:
-        """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
+    def _test(self, settings: Settings, test: SpeedTest, room: int) -> None:
+        """Warm-ups and the repetitions of all engines in turns; the rows, and how they compare."""
+        began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         order: list[EngineName] = []
         for slot in self._slots:
             slot.prepare(test, room)
 
         def once(slot: Slot) -> None:
-            if not slot.meta:
-                slot.repeat(test)
-                order.append(slot.name)
+            slot.repeat(test)
+            order.append(slot.name)
 
         turns = in_turns(*(partial(once, slot) for slot in self._slots))
         for _ in range(self._plan.runs.repetitions):
             next(turns)
-        return tuple(order)
-
-    def _add_rows(
-        self, settings: Settings, test: SpeedTest, began: str, order: tuple[EngineName, ...]
-    ) -> None:
-        """The rows of a test, ours first, and how they compare."""
         rows = [
             self._row(slot, number, settings, test, began)
             for number, slot in enumerate(self._slots, start=len(self._rows) + 1)
@@ -319,13 +309,16 @@ class Sweep:
                 test=test.name,
                 peer=theirs.info.engine,
                 of_means=ours.avg_ts / theirs.avg_ts,
-                order=order,
+                order=tuple(order),
                 number=ours.number,
                 **vars(paired(theirs.samples_ns, ours.samples_ns)),
             )
             self._against.append(pair)
             rows[0] = replace(
-                ours, against_ratio=pair.median, against_ratios=pair.ratios, against_order=order
+                ours,
+                against_ratio=pair.median,
+                against_ratios=pair.ratios,
+                against_order=pair.order,
             )
         self._rows += rows
         for row in rows:

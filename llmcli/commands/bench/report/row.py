@@ -14,7 +14,7 @@ from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.engines import FLASH, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.text import PhasePeak
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 
 def size_words(nbytes: int) -> str:
@@ -25,13 +25,6 @@ def size_words(nbytes: int) -> str:
 def count_words(number: int) -> str:
     """Parameters of a model as llama-bench writes them: `134.52 M`, `1.10 B`."""
     return f"{number / 1e9:.2f} B" if number >= 10**9 else f"{number / 1e6:.2f} M"
-
-
-def percentile(values: Sequence[float], percent: int) -> float | None:
-    """The value that `percent` of them do not exceed, interpolated between two; None of none."""
-    if len(values) < 2:
-        return float(values[0]) if values else None
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +191,7 @@ class Row:
         runs: Sequence[TimedRun] = (),
         *,
         peaks: Sequence[PhasePeak] = (),
-        work: PartWork | None = None,
+        work: Cost | None = None,
         roofline_ns: float | None = None,
         error: LlmcliError | None = None,
         **more: Any,
@@ -211,6 +204,9 @@ class Row:
         rates = tuple(1e9 * test.tokens / ns for ns in times)
         first = tuple(run.first for run in runs if run.first is not None)
         tokens = tuple(ns for run in runs for ns in run.tokens)
+        # a percentile between two values is interpolated
+        cuts = quantiles(tokens, n=100, method="inclusive") if len(tokens) > 1 else [*tokens] * 99
+        p50, p90, p99 = (round(cuts[percent - 1]) if cuts else None for percent in (50, 90, 99))
         found = vars(settings) | vars(test) | vars(info) | vars(build)
         for peak in peaks:
             found[f"{peak.phase}_resident_bytes"] = peak.resident_bytes
@@ -247,19 +243,15 @@ class Row:
             samples_ts=rates,
             runs=len(times),
             ttft_ns=int(fmean(first)) if first else None,
-            token_p50_ns=_rounded(percentile(tokens, 50)),
-            token_p90_ns=_rounded(percentile(tokens, 90)),
-            token_p99_ns=_rounded(percentile(tokens, 99)),
+            token_p50_ns=p50,
+            token_p90_ns=p90,
+            token_p99_ns=p99,
             samples_ttft_ns=first,
             samples_token_ns=tokens,
-            roofline_ns=_rounded(roofline_ns),
+            roofline_ns=None if roofline_ns is None else round(roofline_ns),
             roofline_share=None if roofline_ns is None or not times else roofline_ns / fmean(times),
             **more,
         )
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 # the fields of a row and their types as declared, `float` of `float | None`

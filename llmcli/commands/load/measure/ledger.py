@@ -17,7 +17,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.commands.load.report import MetadataCheck
 from llmcli.config.model import ModelConfig
 from llmcli.graph.plan import parameters
-from llmcli.records.document import ViewCheck
+from llmcli.records.document import ViewCheck, zero_counts
 from llmcli.records.ledger import Ledger, LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.text import Tokenizer
@@ -59,11 +59,10 @@ def ledger_check(lines: tuple[LedgerEntry, ...], checkpoint: Checkpoint) -> View
     left = {info.name: info.nbytes for info in checkpoint.tensors.values()}
     for line in lines:
         left[line.source] -= line.bytes
-    wrong = {name: abs(count) for name, count in left.items() if count}
     held, tensors = checkpoint.tensor_bytes, len(checkpoint.tensors)
     of = f"{held:,} bytes of {counted(tensors, 'tensor')}"
     words = f"the ledger lists each of the {of} exactly once"
-    return _none_wrong("ledger", words, wrong)
+    return zero_counts("ledger", words, {name: abs(count) for name, count in left.items()})
 
 
 def filled_check(lines: tuple[LedgerEntry, ...], config: ModelConfig) -> ViewCheck:
@@ -73,20 +72,8 @@ def filled_check(lines: tuple[LedgerEntry, ...], config: ModelConfig) -> ViewChe
     for line in lines:
         if line.numbers is not None and line.parameter is not None:
             wanted[line.target] -= line.numbers.count
-    wrong = {name: abs(count) for name, count in wanted.items() if count}
     words = f"each of the {total:,} parameters was filled and checked"
-    return _none_wrong("parameters", words, wrong)
-
-
-def _none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
-    """The check that `wrong` (place → how much) is empty; `where` is the place of the largest."""
-    return ViewCheck(
-        name=name,
-        words=words,
-        value=float(sum(wrong.values())),
-        tolerance=0.0,
-        where=max(wrong, key=wrong.__getitem__, default=""),
-    )
+    return zero_counts("parameters", words, {name: abs(count) for name, count in wanted.items()})
 
 
 # bytes that nothing owns
@@ -111,7 +98,7 @@ def layout_check(checkpoint: Checkpoint) -> ViewCheck:
             unowned[f"the end of {info.name}"] = max(0, following - padded)
     many = len(checkpoint.files)
     words = f"no byte of the {'file' if many == 1 else f'{many} files'} is left over"
-    return _none_wrong("layout", words, {where: count for where, count in unowned.items() if count})
+    return zero_counts("layout", words, unowned)
 
 
 def _before(path: Path, infos: Sequence[TensorInfo], step: int) -> int:

@@ -41,17 +41,17 @@ _HOLES = 8  # more runs of zeros, or more than a sixteenth of the rows, are the 
 _PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
 
-def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
+def parameter_numbers(stored: Tensor, *, transposed: bool) -> Numbers:
     """Statistics of a parameter as it is in memory, without a second copy of it.
 
-    `turned`: formulas have its transpose, and so the index of the first bad number is transposed.
+    `transposed`: formulas have its transpose, and so the index of the first bad number is that.
     """
     found = Statistics()
     for part in parts(stored):
         found.add(part)
     numbers = _numbers(found, tuple(stored.shape))
     bad = numbers.first_bad
-    if bad is None or not turned:
+    if bad is None or not transposed:
         return numbers
     return replace(numbers, first_bad=(*bad[:-2], *bad[:-3:-1]))
 
@@ -213,7 +213,7 @@ class Outliers:
         length, apart = end - begin, (begin % row > 0) & ((end % row > 0) | (end - begin > row))
         runs = int((begin % row + end % row > 0).sum())
         few = runs <= self._most_runs and 2 * int(length.sum()) < self._blocks
-        return (begin[apart & (length >= _HOLE) & few] * self._size).tolist()
+        return list((begin[apart & (length >= _HOLE) & few] * self._size).tolist())
 
     def _rarity(self, values: Tensor, width: float) -> Tensor:
         """−log of the share of blocks that are expected beyond each value."""

@@ -41,7 +41,7 @@ from llmcli.prepare.prepared import PrecisionOptions, prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import counted
-from llmcli.records.work import Progress, Stages, no_progress
+from llmcli.records.work import LoadTimings, Progress, no_progress
 from llmcli.text import Tokenizer, load_tokenizer
 
 SCANNING = "checking the numbers"
@@ -57,7 +57,7 @@ _PIECE = 1 << 22
 
 def measure_load(
     checkpoint: Checkpoint,
-    stages: Stages,
+    stages: LoadTimings,
     *,
     device: str,
     progress: Progress = no_progress,
@@ -104,7 +104,7 @@ def measure_load(
 
 
 def check_files(
-    checkpoint: Checkpoint, stages: Stages, *, progress: Progress = no_progress
+    checkpoint: Checkpoint, stages: LoadTimings, *, progress: Progress = no_progress
 ) -> LoadReport:
     """Reads every tensor as it is stored, a piece at a time: no model is built.
 
@@ -212,7 +212,7 @@ def _parameters(model: Model, progress: Progress) -> dict[str, Numbers]:
             if item := name[len(entry.target) + 1 : -1]:
                 numbers = numbers[int(item)]
                 nbytes //= weight.shape[0]
-            found[name] = parameter_numbers(numbers, turned=known[entry.target].turned)
+            found[name] = parameter_numbers(numbers, transposed=known[entry.target].transposed)
             done += nbytes
             progress(SCANNING, done, model.weight_bytes)
     return found
@@ -245,7 +245,7 @@ def _report(
     config: ModelConfig | None,
     tokenizer: Tokenizer | None,
     lines: tuple[LedgerEntry, ...],
-    stages: Stages,
+    stages: LoadTimings,
     memory: LoadMemory,
     *,
     error: CheckpointError | None = None,

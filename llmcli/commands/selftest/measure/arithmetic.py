@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
+from llmcli.config.samples import MODELS, VOCAB, layer, llama
 from llmcli.decoder.decoder import Decoder
-from llmcli.engine.session import Session
+from llmcli.engine.session import Session, Watch
 from llmcli.evaluate.rules import rules
 from llmcli.graph.graph import Graph
 from llmcli.graph.node import Node
@@ -28,7 +29,7 @@ from llmcli.graph.precision import Precision, in_no_blocks, matrices
 from llmcli.inspect.kernel import Kernel
 from llmcli.kernels import native
 from llmcli.model import Model, dtype_name
-from llmcli.nn.step import Clock, Edit
+from llmcli.nn.step import Edit
 from llmcli.ops.quant import dequantize
 from llmcli.ops.quant.decode import FORMATS as BLOCKS
 from llmcli.ops.quant.encode import quantize
@@ -195,7 +196,10 @@ def edited(config: ModelConfig, device: torch.device) -> tuple[float, str]:
 
 def replayed(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     """Decode steps that are replayed beside the same ones computed, which a tap makes them."""
-    return difference(*(_stepped(_of_steps(config, device), tap) for tap in (False, True)))
+    decoder, ids = _of_steps(config, device), prompt_ids(TOKENS + STEPS).to(device)
+    of = decoder, ids[:, :TOKENS].tolist(), STEPS, [*torch.split(ids[:, TOKENS:], 1, 1)]
+    computed, _ = _decoded(*of, tap=lambda name, tensor: None)
+    return difference(_decoded(*of)[0][:, 0], computed[:, 0])
 
 
 def captured(config: ModelConfig, device: torch.device) -> tuple[float, str]:
@@ -234,15 +238,15 @@ def compare_captured(
 
 def _decoded(
     decoder: Decoder, prompts: Sequence[Sequence[int]], steps: int, tokens: list[Tensor],
-    clock: Clock | None = None,
+    **watch: Unpack[Watch],
 ) -> tuple[Tensor, Session]:  # fmt: skip
-    """Logits `[steps, B, V]` of `tokens`, continued by the most likely ones; a clock: computed."""
+    """Logits `[steps, B, V]` of `tokens`, continued by the most likely ones; watched: computed."""
     session, rows = Session(decoder, len(prompts), max(map(len, prompts)) + steps), []
     session.prefill(prompts)
     for step in range(steps):
         if step == len(tokens):
             tokens.append(session.known_logits().argmax(-1, keepdim=True))
-        rows.append(session.extend(tokens[step], clock=clock))
+        rows.append(session.extend(tokens[step], **watch))
     return torch.stack(rows), session
 
 
@@ -253,15 +257,6 @@ def _of_steps(config: ModelConfig, device: torch.device) -> Decoder:
     apart = in_no_blocks(config)
     formats = {name: config.family for name in matrices(config) if name not in apart}
     return random_decoder(config, formats=formats)
-
-
-def _stepped(decoder: Decoder, tapped: bool) -> Tensor:
-    session = Session(decoder, 1, TOKENS + STEPS)
-    ids = prompt_ids(TOKENS + STEPS).to(decoder.device)
-    session.extend(ids[:, :TOKENS])
-    tap = (lambda name, tensor: None) if tapped else None
-    parts = torch.split(ids[:, TOKENS:], 1, 1)
-    return torch.cat([session.extend(one, tap=tap).clone() for one in parts])
 
 
 def packed_models() -> dict[str, ModelConfig]:

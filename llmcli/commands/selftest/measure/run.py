@@ -119,9 +119,7 @@ def measure_selftest(
     ceilings = None
     if speed:
         precision = precision_of(device, Shape("1B", 1).whole)
-        ceilings = measure_ceilings(
-            device, precision, threads=torch.get_num_threads(), progress=progress
-        )
+        ceilings = measure_ceilings(device, precision, progress=progress)
         for name, most in _LAYERS["cuda" if device.type == "cuda" else "cpu"].items():
             layers = fitting_layers(name, device, most)
             if not layers:

@@ -19,7 +19,7 @@ from llmcli.devices import wait_for
 from llmcli.graph.cost import CostByPart
 from llmcli.graph.graph import Graph, Place
 from llmcli.measure.ceilings import Roofline
-from llmcli.records.work import PartWork
+from llmcli.records.work import Cost
 
 END = "end"  # what the last mark of a run is called
 STEP = "step"  # the first mark of a forward call
@@ -255,7 +255,7 @@ def part_times(
             host_s=sum(piece.host_s for piece in timed[where]),
             calls=len(timed[where]),
             operations=operations.get(where, 0),
-            work=works.get(where, PartWork()),
+            work=works.get(where, Cost()),
         )
         for where in dict.fromkeys([*works, *ordered])
         if where in timed

@@ -53,9 +53,9 @@ from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
 from llmcli.nn.step import Tap
-from llmcli.records.document import ViewCheck, difference
+from llmcli.records.document import ViewCheck, difference, zero_counts
 from llmcli.records.machine import Ceilings
-from llmcli.records.work import PartWork, Progress, no_progress
+from llmcli.records.work import Cost, Progress, no_progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 _APART = 0.02  # of the wall time …
@@ -172,16 +172,16 @@ class Workload:
             logits: [
                 spec.name
                 for spec in plan(config, call, logits=logits).written
-                if not model[spec.name].shown  # it is computed for a tap only
+                if not model[spec.name].tap_only  # it is computed for a tap only
             ]
             for logits in {logits for _, logits in self.calls(phase)}
         }
         calls = self.calls(phase)
         return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
 
-    def products(self, phase: Phase) -> Iterator[Mapping[Place, PartWork]]:
+    def products(self, phase: Phase) -> Iterator[Mapping[Place, Cost]]:
         """For each of its calls what the parts with a weight matrix take."""
-        found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
+        found: dict[tuple[int, Logits], Mapping[Place, Cost]] = {}
         for call, logits in self.calls(phase):
             kind = call.tokens, logits  # the cache changes none of them
             if kind not in found:
@@ -355,7 +355,7 @@ def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[View
     """The footer; empty without phases. A check's `where` is the phase that is furthest off."""
     if not phases:
         return ()
-    off, missing, wrong, count = [], {}, [], 0
+    off, missing, wrong, count = [], dict[str, int](), [], 0
     for phase in phases:
         name = phase.name
         off.append(
@@ -380,12 +380,13 @@ def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[View
             for expected, found in zip_longest(marks, phase.marks)
             if expected != found
         ]
+    flops = "the parts that were timed have all FLOPs of the forward calls"
     in_order = f"the {count} marks are those of the model's activations, in their order"
     return (
         max(off, key=lambda check: check.value / check.tolerance),
         difference("marks", in_order, wrong),
-        _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
-        _none(
+        zero_counts("flops", flops, missing),
+        zero_counts(
             "same",
             "instrumented runs compute the logits and tokens of a bare one, bit for bit",
             {phase.name: phase.unlike for phase in phases},
@@ -404,16 +405,4 @@ def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[Vi
             value=abs(peak - base - estimated) / estimated,
             tolerance=_ESTIMATE + _SLACK / estimated,
         ),
-    )
-
-
-def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:
-    """A check that a count is 0 in every phase."""
-    worst = max(off, key=lambda phase: off[phase])
-    return ViewCheck(
-        name=name,
-        words=words,
-        value=float(sum(off.values())),
-        tolerance=0.0,
-        where=worst if off[worst] else "",
     )

@@ -1,4 +1,4 @@
-"""Small models of every kind that a configuration can express, for `selftest` and the tests.
+"""Small models of every kind that a configuration can express: for names, `selftest`, and tests.
 
 A row each: who adds a part adds rows here. They have no weights and no tokenizer.
 """
@@ -215,6 +215,7 @@ BLOCKS: dict[str, ModelConfig] = {
     )),
     "latent attention": llama(
         latent(), layer(window=4), latent(query_rank=None, bias=True, scale=10**-0.5),
+        latent(bias=True),
     ),
     "offset norms": twice(
         layer(norm=OFFSET, qk_norm=OFFSET), final_norm=OFFSET,
@@ -270,10 +271,14 @@ BLOCKS: dict[str, ModelConfig] = {
     )),
     "embeddings for each layer": llama(
         *(block(branch(ATTENTION, RMS, RMS), branch(GATED, RMS, RMS), branch(PLE, None, RMS)),) * 2,
+        block(
+            branch(ATTENTION), [branch(GATED, RMS, RMS), branch(mixture(), RMS, RMS)],
+            branch(PLE, None, RMS),
+        ),
         embedding=EmbeddingConfig(
             scale=4.0, rounded_scale=True,
             per_layer=LayerEmbeddingConfig(
-                vocab=VOCAB + 2, layers=2, size=6, scale=6**0.5, norm=RMS
+                vocab=VOCAB + 2, layers=3, size=6, scale=6**0.5, norm=RMS
             ),
         ),
     ),
