@@ -200,6 +200,8 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
         return "words", tensor_names("weights" if command == "load" else "names", word, line)
     if name == "layer":
         return "words", layer_numbers(word, line)
+    if name == "rung":
+        return "words", sys.modules["llmcli.commands.ladder.command"].NAMES
     if choices := option.conversion.choices:
         return "words", choices
     if metavar.startswith(("FILE", "PATH")):

@@ -124,7 +124,7 @@ WIDE = "wide"
 # Kernel levels with fast products of many float32 rows and bfloat16 weights, relative to PyTorch's
 # all-bfloat16 products: AMX 0.3, AVX-512 on Zen 5 0.45, where PyTorch's float32 has 0.2.
 # Single-token steps are 1.7 to 2.2 times as fast as all-bfloat16 ones.
-FAST_WIDE = ("avx512", "vnni", "bf16", "amx")
+FAST_WIDE = ("avx512", "vnni", "avx512bf16", "amx")
 
 # Formats of `--quantize`: (matrices of a dense checkpoint, matrices with a row per token).
 QUANTIZED = {"int8": ("Q8_0", "Q8_0"), "int4": ("Q4_1", "Q8_0")}
@@ -187,7 +187,7 @@ def resolve_precision(
     precision = Precision(dtype="float32", cache="float16", formats=formats)
     precision = replace(precision, portable=kernels == "portable")
     if formats and not card:
-        return replace(precision, bf16_dot=kernels == "bf16")
+        return replace(precision, bf16_dot=kernels == "avx512bf16")
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
     return replace(precision, dtype=dtype, cache=dtype, file_layout=bool(formats))

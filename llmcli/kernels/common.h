@@ -35,7 +35,7 @@
 #define FETCH(address) __builtin_prefetch((address), 0, 2)
 
 /* Processor levels; each x86 level includes the previous ones. */
-enum level { PORTABLE, AVX2, AVX512, VNNI, BF16, AMX, DOTPROD };
+enum level { PORTABLE, AVX2, AVX512, VNNI, AVX512BF16, AMX, DOTPROD };
 #define WITH_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 #define WITH_VNNI \

@@ -40,7 +40,7 @@ unsigned llmcli_native_levels(void) {
                 unsigned e, unused;
                 levels |= 1u << VNNI;
                 if (__get_cpuid_count(7, 1, &e, &unused, &unused, &unused) && (e & bit_AVX512BF16))
-                    levels |= 1u << BF16;
+                    levels |= 1u << AVX512BF16;
             }
 #ifdef __linux__
             /* Tiles of bfloat16 and of bytes; bits 17 and 18 of saved registers, after a request by

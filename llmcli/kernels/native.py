@@ -18,7 +18,7 @@ from llmcli.errors import UsageError, first_line
 
 VARIABLE = "LLMCLI_KERNELS"
 # `enum level` in common.h
-LEVELS = ("portable", "avx2", "avx512", "vnni", "bf16", "amx", "dotprod")
+LEVELS = ("portable", "avx2", "avx512", "vnni", "avx512bf16", "amx", "dotprod")
 TRITON = "triton"  # not a processor level; see `ops.on_card`
 _KEPT: list[Any] = []  # memory referenced by the library
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")

@@ -57,7 +57,7 @@ def product_bf16_dot(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tens
 
     Uses dot products of pairs if the processor has them: the same bits for any number of rows.
     """
-    if native.level() != "bf16" or not _is_for_kernels(x, w_NK):
+    if native.level() != "avx512bf16" or not _is_for_kernels(x, w_NK):
         return product_float32(x.bfloat16().float(), w_NK, b_N)
     prepare, pairs = _paired(compiled.in_rows(x))
     return _multiplied(x, w_NK, b_N, program.MULTIPLY_PAIRS, pairs, prepare=prepare)
@@ -115,7 +115,7 @@ def routed_by_kernel(
     x_MK = x_MK.contiguous()
     bias_EN = None if bias_EN is None else bias_EN.float()
     out_PN = torch.empty(len(pairs[0]), w_ENK.shape[1])
-    if bf16_dot and native.level() != "bf16":
+    if bf16_dot and native.level() != "avx512bf16":
         x_MK, bf16_dot = x_MK.bfloat16().float(), False
     kind = 2 if bf16_dot else w_ENK.dtype == torch.float16
     prepare, wide = _paired(x_MK) if bf16_dot else _widened(x_MK, bool(kind), own=True)

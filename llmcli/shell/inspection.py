@@ -319,8 +319,8 @@ def check_span(
 
 def _counted(number: int, size: int, option: str, what: str) -> int:
     if not -size <= number < size:
-        raise UsageError(
-            f"`{option}`: there is no {number}, for there are {size} {what}",
-            hint=f"they go from 0 to {size - 1}; -1 is the last",
-        )
+        words, hint = f"are {size} {what}", f"they go from 0 to {size - 1}; -1 is the last"
+        if size == 1:
+            words, hint = f"is one {what.removesuffix('s')}", "its number is 0"
+        raise UsageError(f"`{option}`: there is no {number}, for there {words}", hint=hint)
     return number % size

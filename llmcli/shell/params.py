@@ -265,6 +265,10 @@ class Option(TyperOption):
             return value
         words = ctx.meta.get(WORDS, ())
         short = min(self.opts, key=len)
+        if self.name == "file" and value is not None:  # of a setting the last one counts
+            _, _, order = ctx.command.make_parser(ctx).parse_args(list(words))
+            if order.count(self) > 1:
+                raise UsageError(f"`{self.display}` is given twice", hint="one file at a time")
         given = value if isinstance(value, list | tuple) else [value]
         word = next((w for w in words for v in given if v and w == f"{short}{v}"), "")
         # `-model x` is no `-m odel`, and a list that is glued to its option begins with a number

@@ -27,12 +27,12 @@ _SIGNS = """
     √ sqrt   Σ sum    α alpha  σ sigma  ε eps    ‖ ||     │ |      ─ -
     ▒ =      ░ :      ᵀ ^T     ʰ ^h     ᵢ _i     ′ '      ± +-     ∘ o
     ⊕ (+)    μ mu     µ u      π pi     ω omega  φ phi    Φ Phi    Δ Delta
-    “ "      ” "      ‘ '      ’ '
+    δ delta  β beta   ÷ /      ₛ _s     ₑ _e     ᵣ _r      “ "      ” "      ‘ '      ’ '
 """
 _SPELLED = {
     **dict(re.findall(r"(\S) (\S+)", _SIGNS)),
     **dict.fromkeys("┌┐└┘├┤┬┴┼", "+"),
-    **dict.fromkeys("█▓▀▄", "#"),
+    **dict.fromkeys("█▓▀▄▌", "#"),
     **{power: f"^{number}" for number, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{below: f"_{number}" for number, below in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     "\u200e": "",  # which is not seen either where it can be written

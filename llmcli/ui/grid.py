@@ -150,7 +150,7 @@ class Heatmap:
         grid = Grid(ink=ink, gutter=gutter, before=[""])
         for at, line in enumerate(cells.painted(shown, self.scale)):
             here = range(at * each, min(rows, (at + 1) * each))
-            queries = [shown.queries[0] + row * shown.pool for row in here]
+            queries = [shown.queries[0] + row * _rows_of_a_cell(shown) for row in here]
             yield from grid.line(self._label(queries, gutter - 1, ink), [line], "")
         named = bool(names) and cells.width >= NAMED
         below = [(f"{'key':>{gutter - 1}}", cells.ticks(shown))]
@@ -258,8 +258,9 @@ class Panels:
         """The first query of every line of a panel, beside which these stand."""
         step = 2 if cells.ink.halves and cells.width == 1 else 1
         sides = []
-        last = shown.queries[0] + len(shown.values) * shown.pool
-        for at in range(shown.queries[0], last, step * shown.pool):
+        each = _rows_of_a_cell(shown)
+        last = shown.queries[0] + len(shown.values) * each
+        for at in range(shown.queries[0], last, step * each):
             mark = "+" if self.given is not None and at >= self.given else " "
             sides.append(f"{at:>{gutter - 2}}{mark}")
         return ["", *sides, ""]
@@ -359,20 +360,27 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     """The matrix in at most `most` columns: a cell is the largest of a square that is not masked.
 
     Where weights have signs it is the one that is furthest from 0. The squares of one row may end
-    early at its end; as the matrix's own did.
+    early at its end; as the matrix's own did. A few rows of many columns keep a row each.
     """
     rows, columns = matrix.values.shape
     side = -(-columns // most)
     if side <= 1:
         return matrix
-    grown = np.full((-(-rows // side) * side, -(-columns // side) * side), np.nan)
+    tall = 1 if matrix.pool == 1 and rows <= min(TALLEST, columns // 2) else side
+    grown = np.full((-(-rows // tall) * tall, -(-columns // side) * side), np.nan)
     grown[:rows, :columns] = matrix.values
-    squares = grown.reshape(len(grown) // side, side, -1, side)
+    squares = grown.reshape(len(grown) // tall, tall, -1, side)
     values = np.fmax.reduce(squares, axis=(1, 3))  # NaN only where all are
     if matrix.signed:
         lowest = np.fmin.reduce(squares, axis=(1, 3))
         values = np.where(-lowest > values, lowest, values)
     return replace(matrix, pool=matrix.pool * side, values=values.astype(np.float32))
+
+
+def _rows_of_a_cell(shown: Matrix) -> int:
+    """How many queries a cell stands for: as many as keys, or one (see `pooled`)."""
+    first, last = shown.queries
+    return 1 if len(shown.values) == last - first else shown.pool
 
 
 def about(shown: Matrix, given: int | None) -> Iterator[str]:
@@ -382,7 +390,7 @@ def about(shown: Matrix, given: int | None) -> Iterator[str]:
         yield f"+ written by the model, from {given} on"
     if shown.pool > 1:
         largest = "largest of either sign" if shown.signed else "largest"
-        yield f"1 cell = the {largest} of {shown.pool} × {shown.pool}"
+        yield f"1 cell = the {largest} of {_rows_of_a_cell(shown)} × {shown.pool}"
         yield "a part at a time: --query and --key"
 
 

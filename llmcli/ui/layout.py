@@ -89,7 +89,7 @@ class Column:
     """`cut`: cells may be shortened with …; where that is too little, columns are left out.
 
     Those with the largest `drop` go first; 0 stays. `labelled`: with its name where it is
-    on a line below.
+    on a line below; not `below`: it has no place there.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Column:
     cut: bool = False
     drop: int = 0
     labelled: bool = False
+    below: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Rows:
         kept, widths = self._fitted(options.max_width - len("|  |") * self.markdown)
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
-        yield from self._lines_below(heads, kept, options.max_width, head=True)
+        yield from self._lines_below(heads, kept, head=True)
         if self.markdown:
             ends = ("-:"[self.columns[index].right] for index in kept)
             rules = (f"{end:->{width}}" for end, width in zip(ends, widths, strict=True))
@@ -132,7 +133,7 @@ class Rows:
             if words and number == first:
                 yield Text(words, FAINT, no_wrap=True, overflow="ignore")
             yield from self._line(row, kept, widths, console)
-            yield from self._lines_below(row, kept, options.max_width)
+            yield from self._lines_below(row, kept)
 
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
@@ -145,18 +146,18 @@ class Rows:
         return [*self.rows[:first], *self.rows[end:]] if words else self.rows
 
     def _lines_below(
-        self, cells: Sequence[Text | str], kept: Sequence[int], width: int, *, head: bool = False
-    ) -> Iterator[Text]:
+        self, cells: Sequence[Text | str], kept: Sequence[int], *, head: bool = False
+    ) -> Iterator[Indented]:
         """The lines below a row with what has no column."""
         if not self.below:
             return
         parts = [
             f"{column.name} {cell}" if column.labelled and not head else str(cell)
             for index, (column, cell) in enumerate(zip(self.columns, cells, strict=True))
-            if index not in kept and cell
+            if index not in kept and column.below and cell
         ]
-        for line in filled(parts, max(1, width - len(INDENT))):
-            yield Text(INDENT + line, style=FAINT)
+        if parts:
+            yield Indented(Line(parts, FAINT))
 
     def _fitted(self, width: int) -> tuple[list[int], list[int]]:
         """The columns to show and their widths, in `width` columns where that can be."""

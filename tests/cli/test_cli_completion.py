@@ -161,6 +161,7 @@ def test_what_is_offered(place, shell, request, tmp_path, monkeypatch, answered_
 
 def test_fish_asks_the_program(home):
     assert fish("llmcli lens --layer ", home=home, cwd=home) == [["0", "1", "2", "3"]]
+    assert fish("llmcli ladder --rung ca", home=home, cwd=home) == [["cache"]]
 
 
 def test_bash_registers_the_function():

@@ -201,7 +201,8 @@ def test_an_encoding_without_the_character_is_no_error(tiny):
 # signs that a stream's encoding lacks; in the locale C.UTF-8 Python writes the bytes that a lone
 # surrogate stands for
 @pytest.mark.parametrize(("encoding", "text", "written"), [
-    ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"), ("ascii", "✗✓", b"FAILok"),
+    ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"), 
+    ("ascii", "✗✓δ▌Uₛ", b"FAILokdelta#U_s"),
     ("latin-1", "✗ × ² …", b"FAIL \xd7 \xb2 ..."), ("utf-8", "✗ ä \udcff", "✗ ä ?".encode()),
 ])
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape", "backslashreplace"])

@@ -188,8 +188,8 @@ static void pairs(const uint16_t *w, int64_t w_stride, int64_t rows, int64_t col
     struct counter counters[2];
     for (int64_t i = 0; i < stride * (x_rows - 1) + columns; i++)
         x[i] = float_of((uint32_t)(next() >> 32) & (below(64) ? 0xbfffffff : ~0u));
-    if (levels >> BF16 & 1) {
-        const struct team team = {BF16, threads, 3};
+    if (levels >> AVX512BF16 & 1) {
+        const struct team team = {AVX512BF16, threads, 3};
         struct op ops[2] = {
             {PAIR, {to(x), stride, to(rounded), x_rows, columns}},
             {MULTIPLY_PAIRS, {to(rounded), to(w), w_stride, to(out), rows, x_rows, rows, columns}},

@@ -1,7 +1,7 @@
 /* AVX-512 intrinsics computed by SIMDe, for a processor that has AVX2, FMA and F16C only.
  *
  * For `-include`: what the kernels call is then defined, and their target attributes are nothing,
- * so that the same sources run here, levels `avx512`, `vnni`, `bf16` and `amx` included.
+ * so that the same sources run here, levels `avx512`, `vnni`, `avx512bf16` and `amx` included.
  */
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from llmcli.config.formats import PACKED
 from llmcli.config.mlp import ACTIVATIONS
 from llmcli.errors import UsageError
+from llmcli.graph.precision import FAST_WIDE
 from llmcli.kernels import native, program
 from llmcli.ops import product
 
@@ -274,6 +275,7 @@ def test_the_tables_of_python_are_those_of_c():
     enums = re.findall(r"enum (\w+) {(.*?)}", text, re.S)
     tables = {name: re.findall(r"\w+", names) for name, names in enums}
     assert tables["level"] == [name.upper() for name in native.LEVELS]
+    assert {"portable", *FAST_WIDE} < set(native.LEVELS)
     assert tables["activation"] == [name.upper() for name in ACTIVATIONS]
     *kinds, _ = tables["kind"]
     assert [getattr(program, name) for name in kinds] == [*range(len(kinds))]

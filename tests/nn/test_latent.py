@@ -122,13 +122,14 @@ def test_a_step_by_our_kernels_is_that_of_pytorch(monkeypatch):
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16", "Q4_0"])
-@pytest.mark.parametrize("quantize", ["auto", "int8"])
-def test_what_is_multiplied_along_both_axes_is_in_16_bits_or_dense(stored, quantize):
+@pytest.mark.parametrize(("quantize", "kernels"), [("auto", "avx2"), ("int8", "avx512bf16")])
+def test_what_is_multiplied_along_both_axes_is_in_16_bits_or_dense(stored, quantize, kernels):
     config, _ = IN_BLOCKS["latent attention"]
     precision = resolve_precision(
         config, dtype="auto", quantize=quantize, device="cpu", stored=set(), bfloat16=False,
-        kernels="avx2", packable=dict.fromkeys(matrices(config), stored),
+        kernels=kernels, packable=dict.fromkeys(matrices(config), stored),
     )  # fmt: skip
+    assert precision.bf16_dot is (kernels == "avx512bf16")
     expected = None if stored == "Q4_0" else stored
     blocks = {"Q8_0"} if quantize == "int8" and stored != "Q4_0" else {stored}
     for leaf in "kv":

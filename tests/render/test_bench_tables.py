@@ -107,6 +107,9 @@ def test_screens(golden: Any) -> None:
         "both counts, and the memory before": beside(140, square),
         "counts that are nearly alike are one":
             beside(140, row(info=base, work=replace(work, flops_full=work.flops + 1))),
+        "loads of one model are told apart by its products": beside(
+            200, *(row(info=replace(CPU, product_format=one)) for one in ("int8", "int16"))
+        ),
         "ratios have a verdict and that of the means":
             beside(140, PROMPT, TEXT, theirs, against=ratios),
         "an engine that failed shared the process, too": changes(
@@ -138,5 +141,6 @@ def test_screens(golden: Any) -> None:
     for room in (120, 100, 90, 80, 60, 55, 40):
         assert max(map(len, table(PROMPT, TEXT, room=room).splitlines()[:4])) <= room
     assert beside(80, FAILED) == "", "nothing ran"
+    assert "<1 %" in beside(80, row(roofline_ns=1e6)), "near no ceiling, which is not 0"
     assert max(map(len, beside(44, PROMPT, TEXT).split("\n"))) <= 44
     assert ',"a ""b"",c",' in CSV.row(row(settings=replace(DEFAULT, model='a "b",c')))

@@ -138,6 +138,9 @@ def test_screens(golden):
     names = [" because", " the", "中文字字", "a", "  "]
     words = [f"w{at}" for at in range(90)]
     part = heatmap(pattern(90)[40:44, :6], words, queries=(40, 44), keys=(0, 6))
+    band = pattern(90)[40:43]
+    bands = [matrix(band, queries=(40, 43), keys=(0, 90))] * 2
+    bands = Panels(matrices=bands, titles=["a", "b"], scale=SHARE)
     written = [matrix(pattern(23)[9:], head=at, queries=(9, 23)) for at in range(2)]
     written = Panels(matrices=written, titles=["a", "b"], scale=SHARE, given=20)
     some = [matrix(pattern(120), head=at) for at in range(2)]
@@ -199,6 +202,10 @@ def test_screens(golden):
             lines_of(written, width=40),
         "two a line in colours": lines_of(written, width=40, colour="truecolor"),
         "pooled panels number the first query of a cell": lines_of(some, width=64),
+        "a few rows of many keys have a line each": lines_of(
+            heatmap(band, words, queries=(40, 43), keys=(0, 90)), width=60
+        ),
+        "in panels, too": lines_of(bands, width=64),
         "bars have both ends, the middle and the mask": [
             line for scale in bars for line in lines_of(ColourBar("x", scale))
         ],
@@ -211,6 +218,8 @@ def test_screens(golden):
         "red": shown(render_checks(checks[2:]), colour="standard"),
     })  # fmt: skip
     assert "1 cell" not in "".join(lines_of(heatmap(values), width=200))
+    assert len(pooled(matrix(np.zeros((65, 140))), 70).values) == 33, "more than a screen has"
+    assert len(pooled(matrix(band, pool=2), 45).values) == 2, "pooled before, as it was"
     assert max(map(len, lines_of(render_checks(checks), width=24))) <= 24
 
 
@@ -252,10 +261,11 @@ def test_pooling_against_loops(rows, columns, most, seed, signed):
     found = pooled(replace(matrix(values), signed=signed), most)
     assert found.signed == signed
     side = found.pool
+    tall = side if 2 * rows > columns else 1  # few rows of many columns stay apart
     assert found.values.shape[1] <= most
     for row in range(found.values.shape[0]):
         for column in range(found.values.shape[1]):
-            part = values[row * side : (row + 1) * side, column * side : (column + 1) * side]
+            part = values[row * tall : (row + 1) * tall, column * side : (column + 1) * side]
             seen = part[~np.isnan(part)]
             got = found.values[row, column]
             if not seen.size:

@@ -12,6 +12,7 @@ from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
 from PIL import Image
 
 from llmcli.commands.attention.view.files import attention_png, head_map_png
+from llmcli.commands.attention.view.heads import ranked
 from llmcli.commands.lens.view import lens_png
 from llmcli.records.text import Token
 from llmcli.ui import png
@@ -145,6 +146,9 @@ def test_the_bar_of_a_logarithm_says_that_it_has_no_zero(said):
 
 def test_the_map_has_a_colour_for_every_head_and_none_without_rows():
     report = attention_report(layers=2, heads=4)
+    values = [head.metrics["previous_token"] for head in report.heads.values()]
+    defined = sorted(filter(np.isfinite, values), reverse=True)
+    assert [value for value, *_ in ranked(report, "previous_token")] == defined
     pixels = opened(head_map_png(report, "previous_token", TITLE))
     found = counted(pixels)
     for layer in report.layers:
@@ -163,9 +167,12 @@ def test_the_map_has_a_colour_for_every_head_and_none_without_rows():
     assert steps[0] == steps[2] < steps[1]
 
 
-def test_a_metric_without_a_bound_ends_at_its_largest():
+def test_a_metric_without_a_bound_ends_at_its_largest(monkeypatch):
+    said = []
+    monkeypatch.setattr(png.Sheet, "headings", lambda sheet, *words: said.extend(words))
     report = attention_report(layers=2, heads=4)
     pixels = opened(head_map_png(report, "entropy", TITLE))
+    assert said == ["entropy", f"{TITLE} · how spread out"]
     assert max(head.metrics["entropy"] for row in report.layers for head in row.heads) == 5.5
     assert counted(pixels)[tuple(VIRIDIS[255].tolist())] > 3000
     with pytest.raises(KeyError):

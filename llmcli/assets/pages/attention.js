@@ -12,7 +12,7 @@ function drawHeadWords() {
   $("kinds").replaceChildren(...one.labels.map((name) => make("span", "chip", name)));
   $("metrics").replaceChildren(...data.metrics.map((metric) => {
     const row = make("tr");
-    row.title = metric.formula;
+    row.title = `${metric.name} = ${metric.formula}`;
     const value = make("td", "number", number(one.metrics[metric.name]));
     value.dataset.metric = metric.name;
     value.dataset.value = String(one.metrics[metric.name]);

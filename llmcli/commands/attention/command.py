@@ -199,5 +199,5 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     with passes_over(chat) as passes:
         report = measure_attention(passes, heads)
     repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
-    calls = FollowUps(same="/look attention", repeated=repeated)
+    calls = FollowUps(same="/look attention", repeated=repeated, answer=chat.answer)
     return render_attention(report, chat.title, heads, calls), report.checks

@@ -56,6 +56,14 @@ ELSEWHERE = {
     "--context-length": "the cache is as long as each test needs: see `-d`, `-p` and `-n`",
 }
 EPILOG = """
+Columns: test: pp512 is a prompt of 512 tokens, tg128 128 new tokens; t/s: tokens a second, mean ±
+standard deviation of the runs; first token: the time until a prompt is read; token p50, p90, p99:
+percentiles of the times between tokens; FLOPs: of the pairs that the causal mask leaves; full
+square: of all pairs; peak RSS: the process's peak memory; roofline: the speed as a share of what
+the machine's ceilings allow.
+
+How to compare two settings: `llmcli bench compare --help`.
+
 Examples:
 
   llmcli bench

@@ -27,7 +27,14 @@ Examples:
     llmcli bench compare before.jsonl - --fail-if-slower 5%
   llmcli bench compare A.csv B.csv --json
 
-The format of a file is detected: JSON, JSONL or CSV, of llama-bench or of `llmcli bench`.
+  for run in 1 2 3; do
+    llmcli bench --activations 16 -o jsonl >> 16.jsonl
+    llmcli bench --activations 8 -o jsonl >> 8.jsonl
+  done; llmcli bench compare 16.jsonl 8.jsonl
+
+The last one takes turns between two settings, so that what changes on the machine affects both:
+runs of the same test in one file are pooled. The format of a file is detected: JSON, JSONL or CSV,
+of llama-bench or of `llmcli bench`.
 """
 MOST = 32 << 20  # bytes of a file, some ten thousand rows
 HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"

@@ -66,8 +66,12 @@ def dispatch(chat: Chat, line: str) -> NextLine | None:
     name, _, argument = line[1:].partition(" ")
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
-        near = [f"/{one}" for one in get_close_matches(name, COMMANDS, 1)]
-        hint = did_you_mean(near, "`/help` lists the commands;") + " `//…` says `/…` to the model"
+        near = get_close_matches(name, COMMANDS, 1)
+        setting = name.replace("-", "_")
+        if (setting := ALIASES.get(setting, setting)) in NAMES:
+            near = [f"set {setting}"]
+        hint = did_you_mean([f"/{one}" for one in near], "`/help` lists the commands;")
+        hint += " `//…` says `/…` to the model"
         raise UsageError(f"unknown command `/{one_line(name)}`", hint=hint)
     return command.run(chat, argument.strip())
 

@@ -80,7 +80,8 @@ class ExpertsOptions(PlacesOptions):
         if not having:
             raise UsageError(
                 "no layer of this model has experts to choose from",
-                hint="`llmcli info --families` lists what has a mixture of experts",
+                hint="try `-m allenai/OLMoE-1B-7B-0924` (14 GB); "
+                "`llmcli info --families` lists what has a mixture of experts",
             )
         named = super().layers(config)
         if named is None:

@@ -120,7 +120,8 @@ def _example(spec: TensorSpec, index: tuple[int, ...] | None = None) -> str:
     """A number of the tensor: at `index`, or the last one of the first head."""
     pairs = zip(spec.axes, spec.shape, strict=True)
     last = (0 if letter in ("H", "Hk", "1") else size - 1 for letter, size in pairs)
-    return f"for example `{spec.name}[{','.join(map(str, index or last))}]`"
+    words = "; a quoted token such as ' the' stands for its id" * ("V" in spec.axes)
+    return f"for example `{spec.name}[{','.join(map(str, index or last))}]`{words}"
 
 
 def axis_words(spec: TensorSpec) -> tuple[str, ...]:

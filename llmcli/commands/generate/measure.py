@@ -129,7 +129,8 @@ class Run:
         self.side_by_side = [1] * len(request.prompts)
         self.reprefilled: list[int] = []
         self.ties: list[tuple[int, Token]] = []
-        self.limited = self.full = False  # a text ended at the limit, or with the context
+        # a text ended at the limit, with the context, or before a stop text
+        self.limited = self.full = self.stopped = False
         self._groups = groups(list(map(len, request.prompts)), samples=request.samples)
         self._read = 0  # tokens of the first group's prompts that the model has read
 
@@ -169,6 +170,7 @@ class Run:
                 if token.finish == "length":
                     at_limit = token.index + 1 == request.limit
                     self.limited, self.full = self.limited or at_limit, self.full or not at_limit
+                self.stopped = self.stopped or token.finish == "stop"
                 if token.tied:
                     self.ties.append((number, token))
                 yield number, token

@@ -21,7 +21,7 @@ from llmcli.shell.prompts import Prompt
 from llmcli.shell.running import header
 from llmcli.shell.sampling import Resolved
 from llmcli.text.segments import Answer, AnswerParts, Markers
-from llmcli.ui.theme import confidence_style, one_line, printable
+from llmcli.ui.theme import FAINT, confidence_style, one_line, printable
 
 if TYPE_CHECKING:
     from llmcli.commands.generate.command import GenerateOptions, Level
@@ -127,13 +127,14 @@ class Presentation(ABC):
 
         out, run, report = self.out, self.run, self.report()
         if self.text and self.options.logprobs is not None and out.out.colour:
-            out.aside(confidence_legend(ties=self.resolved.greedy))
+            legend = confidence_legend(ties=self.resolved.greedy)
+            out.aside(legend.append(" · --json has the numbers", style=FAINT))
         watched = out.out.terminal and out.err.terminal and not out.quiet
         if self.text and watched and any(one.chat and not one.messages for one in self.prompts):
             out.aside(TEMPLATE)
         if self.level == "short":
-            full = "context full" if run.full else ""
-            ended = f"-n {run.request.limit}" if run.limited else full
+            other = "context full" if run.full else "stop text" * run.stopped
+            ended = f"-n {run.request.limit}" if run.limited else other
             out.aside(short_stats(report, ended, out.err.width))
             return
         ties = [

@@ -47,7 +47,6 @@ class InfoOptions:
         "--batch B",
         "Number of sequences to estimate memory for.",
         at_least=1,
-        at_most=LARGEST,
     )
     all: bool = opt(
         False, "--all", "Also FLOPs, special tokens, each stored format, and all parts of memory."

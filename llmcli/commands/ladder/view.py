@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -48,14 +49,17 @@ COLUMNS = [
 
 
 def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[RenderableType]:
-    """The table of all rungs and whether they agree; before it, with `details`, their formulas."""
+    """What each rung is, in few words or with `details` its formulas; the table, the verdict."""
     title, tokens, letters = _heading(report, model)
     parts: list[RenderableType] = [title, tokens]
     if details:
         parts.append(letters)
         for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
             parts += ["", *_change(rung, before)]
-    parts += ["", _table(report), *_footnotes(report), *_checks(report)]
+    else:
+        ideas = [f"{rung.number} {re.split('[:,]', rung.title)[0]}" for rung in report.rungs]
+        parts.append(Parts(ideas, FAINT))
+    parts += ["", _table(report), _footnotes(report), *_checks(report)]
     if not details:
         words = "formulas and shapes: `--rung 1-8`; source and numbers: `--rung 4 --explain`"
         parts.append(Text(words, style=FAINT))
@@ -88,10 +92,15 @@ def _change(
     table.add_row("", Text("here", style=FAINT), Text(after, style=NUMBER))
     if shapes:
         known = set(map(_laid, rung_before.steps)) if rung_before else set()
-        for step in rung.steps:
-            if step.moved is not None and _laid(step) not in known:
-                known.add(_laid(step))
-                table.add_row("", _moved(step), _shape(step))
+        later = False
+        for one in rung.listings:
+            for step in (step for line in one.lines for step in line.steps):
+                if step.moved is not None and _laid(step) not in known:
+                    known.add(_laid(step))
+                    if one.later and not later:
+                        table.add_row("", "", Text(f"{NEXT}:", style=FAINT))
+                    later = one.later
+                    table.add_row("", _moved(step), _shape(step))
     table.add_row("", Text("token", style=FAINT), Text(words))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
@@ -157,31 +166,33 @@ def _table(report: LadderReport) -> Rows:
     return Rows(COLUMNS, list(map(row, report.rungs, rates)))
 
 
-def _footnotes(report: LadderReport) -> list[RenderableType]:
+def _footnotes(report: LadderReport) -> Parts:
     """What the columns are, and which rungs were only estimated."""
 
     def numbers(key: str) -> dict[Any, str]:
-        """`1, 2`: the numbers of the rungs by what their report has at `key`, None left out."""
+        """`rungs 1, 2`: the rungs by what their report has at `key`, None left out."""
         found: dict[Any, list[str]] = {}
         for rung in report.rungs:
             found.setdefault(getattr(rung, key), []).append(str(rung.number))
-        return {value: ", ".join(rungs) for value, rungs in found.items() if value is not None}
+        return {
+            value: f"rung{'s' * (len(rungs) > 1)} {', '.join(rungs)}"
+            for value, rungs in found.items()
+            if value is not None
+        }
 
-    shares = "".join(
-        f"; rung {rungs}: a sequence's share of a batch of {count}"
-        for count, rungs in numbers("sequences").items()
-        if count > 1
-    )
-    notes = [
-        "token: after the prompt; ×: over the rung before, median of pairs (1 is noise)",
-        f"Δ: largest difference from it{shares}",
-    ]
+    notes = ["token: one after the prompt, with its products, FLOPs and bytes"]
+    if len(report.rungs) > 1:
+        notes.append("×: speedup over the rung before, median of pairs (1 is noise)")
+        notes.append("Δ: largest difference of logits from it")
+    for count, rungs in numbers("sequences").items():
+        if count > 1:
+            notes.append(f"{rungs}: per sequence, batch of {count}")
     for part, rungs in numbers("estimated").items():
-        notes.append(f"≈: {'rungs' if ',' in rungs else 'rung'} {rungs} estimated from {part}")
+        notes.append(f"≈: {rungs} estimated from {part}")
     for words, rungs in numbers("compared").items():
         if words != "logits":
-            notes.append(f"Δ of rung {rungs}: {words} only, not the logits")
-    return [Text(note, style=FAINT) for note in notes]
+            notes.append(f"Δ of {rungs}: {words} only, not the logits")
+    return Parts(notes, FAINT)
 
 
 def _checks(report: LadderReport) -> list[RenderableType]:

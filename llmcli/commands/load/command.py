@@ -56,7 +56,11 @@ class LoadOptions:
         "Only check the stored values: no model is built, so any file of tensors will do.",
         excludes=("--dtype", "--quantize", "--activations", "--cache-type", "--device"),
     )
-    all: bool = opt(False, "--all", "A line for every tensor of every layer and for every stage.")
+    all: bool = opt(
+        False,
+        "--all",
+        "A line for every tensor of every layer, with its statistics, and for every stage.",
+    )
     filter: str | None = opt(
         None, "--filter GLOB", "Only the lines of these parameters or tensors, such as blocks.0.*."
     )

@@ -45,16 +45,16 @@ def render_load(
 ) -> RenderableType:
     """The facts, `lines` as a table, the time, and the verdicts; `model` is its line.
 
-    `lines` None: no table, and every verdict. Columns for which there is no room are left out, with
-    `full` or `brief` put below their rows. `brief`: no facts and no time; `full`: every stage;
-    `checks`: every verdict.
+    `lines` None: no table, and every verdict. Columns for which there is no room go below their
+    rows, statistics only with `full` or `brief`. `brief`: no facts and no time; `full`: every
+    stage; `checks`: every verdict.
     """
     parts: list[RenderableType] = [Text(one_line(model), style=HEADING)]
     if not brief:
         parts.append(Line(list(_facts(report)), FAINT))
         parts += [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
     if lines is not None:
-        table = _table(lines, report.dtype, below=brief or full)
+        table = _table(lines, report.dtype, statistics=brief or full)
         parts += [table] if brief else [Text(""), table, Text(""), _time(report, full)]
     every = lines is None or checks
     more = () if every or brief or full else _MORE
@@ -75,8 +75,8 @@ def _facts(report: LoadReport) -> Iterator[str]:
         yield f"peak memory {size(peak)}{held}"
 
 
-def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> Rows:
-    """The rows; a column that every width keeps says which numbers are not finite."""
+def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, statistics: bool) -> Rows:
+    """The rows, with their `statistics` at every width; which numbers are not finite is always."""
     bad = [_bad(line.numbers) for line in lines]
     faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
     columns = [
@@ -84,13 +84,13 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> R
         Column("tensor", right=False, drop=1),
         *faults,
         Column("stored", right=False, drop=2),
-        Column("in the file", drop=8),
+        Column("in the file", drop=8, below=statistics),
         Column("what was done" if dtype else "conversion", right=False, drop=3),
-        Column("mean", drop=7, labelled=True),
-        Column("std", drop=6, labelled=True),
-        Column("min", drop=5, labelled=True),
-        Column("max", drop=5, labelled=True),
-        Column("zeros", drop=7, labelled=True),
+        Column("mean", drop=7, labelled=True, below=statistics),
+        Column("std", drop=6, labelled=True, below=statistics),
+        Column("min", drop=5, labelled=True, below=statistics),
+        Column("max", drop=5, labelled=True, below=statistics),
+        Column("zeros", drop=7, labelled=True, below=statistics),
     ]
     rows = []
     for line, words in zip(lines, bad, strict=True):
@@ -106,7 +106,7 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> R
             zeros = "0" if not share else percent(share) if share >= 0.0001 else "<0.01 %"
             cells += [*map(number, (one.mean, one.std, one.min, one.max)), zeros]
         rows.append([Text(one_line(cell), style=style) for cell in cells])
-    return Rows(columns, rows, below=below)
+    return Rows(columns, rows, below=True)
 
 
 def _done(line: LedgerEntry, dtype: str | None) -> str:

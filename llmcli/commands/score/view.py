@@ -56,17 +56,17 @@ def render_scores(
 
 def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
     """The model's line, and perplexity, bits per byte and mean log-probability."""
-    nothing = no_bytes = "undefined: nothing was scored"
-    if score.tokens_scored:
-        why = "the scored tokens have" if _has_text(score) else "no tokenizer, so"
-        no_bytes = f"undefined: {why} no bytes"
-    if score.tokens_scored and len(score.tokens) > score.window:
+    if not score.tokens_scored:
+        words = "nothing was scored: perplexity, bits per byte and mean logprob are undefined"
+        return [Text(one_line(title), style=HEADING), Text(words)]
+    why = f": {'the scored tokens have' if _has_text(score) else 'no tokenizer, so'} no bytes"
+    if len(score.tokens) > score.window:
         title += f"{SEPARATOR}windows of {counted(score.window, 'token')}, {score.stride} apart"
     nats = " nats" * math.isfinite(score.mean_logprob)
     parts = [
-        f"perplexity {_number(score.perplexity, nothing)}",
-        f"bits per byte {_number(score.bits_per_byte, no_bytes)}",
-        f"mean logprob {_number(score.mean_logprob, nothing)}{nats}",
+        f"perplexity {_number(score.perplexity)}",
+        f"bits per byte {_number(score.bits_per_byte, why)}",
+        f"mean logprob {_number(score.mean_logprob)}{nats}",
         f"{score.tokens_scored:,} scored",
     ]
     if every and _has_text(score):
@@ -189,10 +189,10 @@ def _comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableTyp
     return Text("\n".join(lines))
 
 
-def _number(value: float, undefined: str) -> str:
+def _number(value: float, why: str = "") -> str:
     """Four decimals, of large numbers fewer: six digits say it all."""
     if math.isnan(value):
-        return undefined
+        return f"undefined{why}"
     if math.isinf(value):
         return str(value)  # `inf`, `-inf`, as in the table
     digits = len(str(int(abs(value))))

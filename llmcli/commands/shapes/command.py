@@ -11,7 +11,6 @@ from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
 from llmcli.records.numbers import did_you_mean
-from llmcli.records.ranges import LARGEST
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
@@ -68,13 +67,12 @@ class ShapesOptions:
         "--phase PHASE",
         "Reading the prompt (prefill), one step after it (decode), or both.",
     )
-    batch: int = opt(1, "--batch B", "Batch size.", at_least=1, at_most=LARGEST)
+    batch: int = opt(1, "--batch B", "Batch size.", at_least=1)
     tokens: int | None = opt(
         None,
         "--tokens T",
         f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
         at_least=1,
-        at_most=LARGEST,
         excludes=("PROMPT", "--file", "--ids"),
     )
     all: bool = opt(

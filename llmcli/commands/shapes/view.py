@@ -81,7 +81,7 @@ def _overview(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[Render
         if row.first.kind != "parameter" and row.first.axes[-1] != "1" and not known:
             rows.append(row)
     yield Text()
-    yield Overview(rows, report.layers, report.phases[0])
+    yield Overview(rows, report.layers, report.phases)
     flops = ", ".join(f"{scaled(call.flops)} {call.phase}" for call in report.flops)
     totals = [f"cache {size(report.cache.per_token)} a token", f"FLOPs {flops}"]
     yield Line([*totals, "--all: dtypes, bytes, memory, sources"], FAINT)
@@ -125,28 +125,33 @@ def _place(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Overview:
-    """Names, letters, sizes in `phase` and formulas, blocks under the layers that share them.
+    """Names, letters, sizes in the `phases` and formulas, blocks under the layers that share them.
 
-    A formula that is too long for its column is below its row; on few columns all are.
+    Where they leave no room for the formulas, the first phase alone. A formula that is still too
+    long for its column is below its row; on few columns all are.
     """
 
     rows: Sequence[ShapeRow]
     kinds: Sequence[LayerKind]
-    phase: str
+    phases: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [*self._lines()]
-        widths = [
-            max(cell_len(line[column]) for line in lines if len(line) > 1) for column in range(3)
-        ]
-        room = options.max_width - sum(widths) - 3 * len(_NARROW)
+        for phases in (self.phases, self.phases[:1]):
+            lines = [*self._lines(phases)]
+            *widths, longest = (
+                max(map(cell_len, column))
+                for column in zip(*(line for line in lines if len(line) > 1), strict=True)
+            )
+            room = options.max_width - sum(widths) - len(widths) * len(_NARROW)
+            if room >= longest:
+                break
         beside = room >= sum(widths) // 2
         for number, line in enumerate(lines):
             style = HEADING if not number or len(line) == 1 else ""
             if len(line) == 1:
                 yield Text(line[0], style=style)
                 continue
-            formula = line[3]
+            formula = line[-1]
             cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
             if beside:
                 short = cell_len(formula) <= room
@@ -157,8 +162,11 @@ class Overview:
                 yield Text(_NARROW.join(cells[:2]).rstrip(), style=style)
                 yield Indented(Line(line[2:], style or FAINT))
 
-    def _lines(self) -> Iterator[tuple[str, ...]]:
-        yield "activation", "letters", self.phase, "formula"
+        if phases != self.phases:
+            yield Text(f"--phase {self.phases[-1]}: its shapes", style=FAINT)
+
+    def _lines(self, phases: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        yield "activation", "letters", *phases, "formula"
         place, entry = "", ""
         for number, row in enumerate(self.rows):
             here, name = _place(row.name)
@@ -179,7 +187,8 @@ class Overview:
                     many += f", a token sees {kind.window} keys at most"
                 yield (f"{here}{many}" if here else "",)
             place = here
-            yield one_line(name), listed(row.first.axes), listed(row.phases[0].shape), formula
+            shapes = [listed(one.shape) for one in row.phases[: len(phases)]]
+            yield one_line(name), listed(row.first.axes), *shapes, formula
 
 
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:

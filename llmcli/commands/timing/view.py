@@ -44,7 +44,7 @@ _MARK, _OUTSIDE = "*", "-"  # of what stands out; the row of what is in no layer
 _BAR = 20  # columns of a bar for all of the time
 _FEW = 7  # parts that are shown of both phases, and all that take …
 _MUCH = 0.05  # … of the time of one
-_WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
+_WHY = {CALLS: "starting operations", KERNEL: "its code, far from any ceiling"}
 _BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
 
@@ -167,7 +167,8 @@ def _bounds(phase: PhaseTime) -> Iterator[str]:
             shares[part.bound] += part.share or 0.0
     for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
         of = "" if at else " of the time is bound"
-        yield f"{percent(share)}{of} by {bound}{_WHY.get(bound, '')}"
+        why = f" ({_WHY[bound]})" if bound in _WHY else ""
+        yield f"{percent(share)}{of} by {bound}{why}"
     every = PartTime.total("all", phase.totals)
     if every.of_bound is not None:
         floor = every.of_bound * every.seconds
@@ -354,7 +355,9 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
         first, *rest = ceiling_summary(ceilings)
         peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
         first = first if level == MEMORY else f"{level} {at}"
-        yield Line([", ".join([f"ceilings: {first}", *rest]), *peak], FAINT)
+        found = {part.bound for phase in report.phases for part in phase.totals}
+        why = [f"{bound}: bound by {words}" for bound, words in _WHY.items() if bound in found]
+        yield Line([", ".join([f"ceilings: {first}", *rest]), *peak, *why], FAINT)
     if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases

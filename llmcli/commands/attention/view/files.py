@@ -284,7 +284,7 @@ def head_map_png(
         max(png.NARROW, right + png.bar_width(scale, png.SMALL) + png.MARGIN),
         below + LINE * len(legend) + png.FOOT,
     )
-    sheet.headings(f"{about.words[:1].upper()}{about.words[1:]}", title)
+    sheet.headings(about.name, f"{title} · {about.words}")
     sheet.turned((png.MARGIN + 12, grid.top), "layer", png.LEAST, png.QUIET)
     sheet.text((grid.left, grid.top - AXES + 34), "head", png.LEAST, png.QUIET, "ls")
     grid.draw(sheet)

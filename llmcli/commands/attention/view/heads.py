@@ -222,7 +222,7 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
     shown: list[RenderableType] = []
     none = []
     for label in report.labels:
-        known = ranked(report, label)
+        known = ranked(report, label.metric)
         if any(label.name in head.labels for _, _, head in known):
             shown.append(Fit(partial(_kind, report, label)))
         elif label.name not in report.unlabelled:
@@ -237,9 +237,9 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
     return Group(*shown)
 
 
-def ranked(report: AttentionReport, label: Label) -> list[tuple[float, str, HeadReport]]:
-    """The heads by the metric of a kind, with its values and their names, the largest first."""
-    values = [(head.metrics[label.metric], name, head) for name, head in report.heads.items()]
+def ranked(report: AttentionReport, metric: str) -> list[tuple[float, str, HeadReport]]:
+    """The heads by a metric, with its values and their names, the largest first."""
+    values = [(head.metrics[metric], name, head) for name, head in report.heads.items()]
     return sorted((one for one in values if not math.isnan(one[0])), key=lambda one: -one[0])
 
 
@@ -247,7 +247,7 @@ def _kind(report: AttentionReport, label: Label, width: int, ink: Ink) -> Iterat
     """The heads of one kind: as many as a line holds, a second one where there is little room."""
     heads = [
         f"{name} {short(value, True)}"
-        for value, name, head in ranked(report, label)
+        for value, name, head in ranked(report, label.metric)
         if label.name in head.labels
     ]
     mark = ink.dot if label.name in quiet_kinds(report) else label.letter

@@ -46,17 +46,20 @@ STEPS, ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 TABLE_GAP = 3  # columns between two of a table
 # shown of a single head besides the metrics of its kinds
 SPREAD = ("effective_keys", "max_weight", "distance")
+HIGHEST = 5  # heads that are named below a map of their values
 
 
 @dataclass(frozen=True)
 class FollowUps:
     """Command lines that hints begin with: the `same` run, and one over `repeated` tokens.
 
-    `repeated` is None where tokens are repeated already.
+    `repeated` is None where tokens are repeated already. The last `answer` tokens are the model's
+    last answer (0: unknown).
     """
 
     same: str
     repeated: str | None
+    answer: int = 0
 
 
 def render_attention(
@@ -139,7 +142,11 @@ def metric_map(
         return Group(Text(why), *hint)
     about = Line(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
-    return Group(shown, about, *unknown_values(report, [metric]), *metric_notes(report))
+    found, share = ranked(report, metric.name)[:HIGHEST], metric.high == 1.0
+    first, *others = [f"{name} {short(value, share)}" for value, name, _ in found]
+    highest = [Line([f"highest: {first}", *others])] if others else []
+    notes = (*unknown_values(report, [metric]), *metric_notes(report))
+    return Group(shown, *highest, about, *notes)
 
 
 def _hint(words: str, call: str) -> RenderableType:
@@ -172,12 +179,15 @@ def _next(report: AttentionReport, calls: FollowUps) -> Iterator[tuple[str, str]
     clearest = (
         (name, f" ({label.name})")
         for label in sorted(report.labels, key=common)
-        for _, name, head in ranked(report, label)
+        for _, name, head in ranked(report, label.metric)
         if label.name in head.labels
     )
     name, kind = next(clearest, (next(iter(report.heads)), ""))
     layer, head = name.split(".")
-    yield f"head {name}{kind}:", f"{calls.same} --layer {layer} --head {head}"
+    call = f"{calls.same} --layer {layer} --head {head}"
+    yield f"head {name}{kind}:", call
+    if 0 < calls.answer < len(report.tokens):
+        yield "the rows of the last answer:", f"{call} --query -{calls.answer}:"
 
 
 def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:

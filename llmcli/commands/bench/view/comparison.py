@@ -31,7 +31,8 @@ _LONGEST = 100  # characters of what a file says in words
 NOTHING_IN_COMMON = "no test has a rate"
 NOISE = (
     "noise: the ratio's 95 % interval from the spread of the runs (Welch, wider where they "
-    "resemble their neighbours); what changes from one session to the next is not in it"
+    "resemble their neighbours); what changes from one session to the next is not in it: "
+    "run several in turns (`bench compare --help`)"
 )
 NARROWER = "an interval is wider than 20 %: more repetitions (`-r`) narrow it"
 INCONCLUSIVE = (

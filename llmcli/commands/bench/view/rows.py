@@ -244,6 +244,10 @@ def _ns(value: float) -> str:
     return duration(value / 1e9)
 
 
+def _share(share: float) -> str:
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
 def _known(words: Callable[[Any], str], name: str) -> Callable[[Row], str]:
     """The words for a value of a row; an empty cell where it has none."""
     return lambda row: "" if (value := getattr(row, name)) is None else words(value)
@@ -390,8 +394,10 @@ def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
     if base is not None:
         yield f"base {size(base)} (RSS before the model)"
     timed = [info for info in infos if info.load_s is not None]
-    for info in timed:
-        of = f" ({info.engine}, {info.model_type}, {info.device})" if len(timed) > 1 else ""
+    names = [f"{info.engine}, {info.model_type}, {info.device}" for info in timed]
+    for name, info in zip(names, timed, strict=True):
+        more = f", {info.product_format} products" if names.count(name) > 1 else ""
+        of = f" ({name}{more})" if len(timed) > 1 else ""
         yield f"load {duration(info.load_s or 0.0)}{of}"
 
 
