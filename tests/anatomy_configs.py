@@ -9,7 +9,7 @@ from zoo import RMS, layer, llama
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import HeadNorm, NormConfig
 
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 config_of = partial(llama, vocab=50, width=12)  # a model of these layers, with a head of its own
@@ -43,9 +43,9 @@ def attentions(draw):
     return AttentionConfig(
         heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads, head_dim=head_dim,
         value_dim=draw(sizes), rope=rope,
-        qk_norm=draw(st.none() | st.just(NormConfig(kind="rms", eps=1e-6))),
+        qk_norm=draw(st.none() | st.sampled_from([RMS, HeadNorm(kind="layer", eps=1e-6)])),
         scores=ScoreConfig(scale=0.5, window=draw(st.none() | st.integers(1, 6))),
-        qkv_bias=draw(flags), out_bias=draw(flags),
+        qkv_bias=draw(flags), out_bias=draw(flags), clip=draw(st.sampled_from([None, 0.5])),
     )  # fmt: skip
 
 

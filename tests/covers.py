@@ -35,7 +35,7 @@ KINDS = (
 # of `ZOO`, beside the cover: every pair of values of one part
 CROSSED = (
     "olmo3-yarn", "deepseek_v2-greedy", "llama-relu", "gemma2", "gemma3-gguf", "ministral3-window",
-    "llama4-plain",
+    "llama4-plain", "olmoe-clipped",
 )  # fmt: skip
 
 

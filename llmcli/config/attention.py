@@ -218,11 +218,12 @@ _SCORES = frozenset(field.name for field in fields(ScoreConfig))
 class AttentionConfig:
     """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
 
-    With a `clip` c what the input projections give is limited to ±c (OLMo). `qk_norm` normalizes
-    each head's query and key before the rotation, a `JoinedNorm` all heads together. If `gated`,
-    the heads' results are multiplied by the sigmoid of a gate projection (Qwen3-Next). Raises
-    ValueError if slopes are not one per head or go with a window, if values are normalized but keys
-    are not, or values equal keys and only keys are normalized.
+    With a `clip` c what the input projections give is limited to ±c (OLMo), of what is normalized
+    the result of the norm (OLMoE). `qk_norm` normalizes each head's query and key before the
+    rotation, a `JoinedNorm` all heads together. If `gated`, the heads' results are multiplied by
+    the sigmoid of a gate projection (Qwen3-Next). Raises ValueError if slopes are not one per head
+    or go with a window, if values are normalized but keys are not, or values equal keys and only
+    keys are normalized.
     """
 
     heads: int

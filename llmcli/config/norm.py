@@ -24,3 +24,13 @@ class NormConfig:
 @dataclass(frozen=True, kw_only=True)
 class JoinedNorm(NormConfig):
     """Of queries or keys: over all heads of a token together (OLMo 2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNorm(NormConfig):
+    """Of queries or keys: each head with weights of its own (StableLM 2 12B), without a bias."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if it has a bias."""
+        if self.bias:
+            raise ValueError("a norm with weights for each head has no bias")

@@ -30,7 +30,7 @@ from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
-from llmcli.config.norm import JoinedNorm, NormConfig
+from llmcli.config.norm import HeadNorm, JoinedNorm, NormConfig
 from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 
@@ -243,7 +243,9 @@ BLOCKS: dict[str, ModelConfig] = {
     ),
     "clipped projections": llama(*(layer(
         clip=0.3, qkv_bias=True, gated=True, norm=NormConfig(kind="layer", eps=1e-5, weights=False),
-    ), layer(clip=0.2, qk_norm=RMS))),
+    ), layer(clip=0.2, qk_norm=RMS, kv=KeysValues(norm=WEIGHTLESS)), layer(
+        clip=0.2, gated=True, qk_norm=HeadNorm(kind="layer", eps=1e-5),
+    ))),
     "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
     "gated attention": llama(
         layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True, value_dim=6),

@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from llmcli.evaluate.numbers import Number, leaf, root
+from llmcli.config.norm import HeadNorm
+from llmcli.evaluate.numbers import Number, clip, leaf, root
 from llmcli.evaluate.pointwise import heads_of
 from llmcli.evaluate.rule import Axis, Numbers, Reader, Rule, largest
 from llmcli.graph import ops, recurrence
@@ -75,13 +76,16 @@ class Normalize(_Rows[ops.Normalize]):
         x = self._rows(values)
         out = (x - self._means(x)) / self.scales(x) * self._factors(values)
         out = out if self.op.bias is None else out + values.vector(self.op.bias)
-        return self._split(out, values)
+        out, limit = self._split(out, values), self.op.clip
+        return out if limit is None else out.clamp(-limit, limit)
 
     def _factors(self, values: Numbers) -> Tensor:
-        """The factors on a row, `[d]`."""
+        """The factors on a row, `[d]`, or on the rows of each head, `[H, 1, d]`."""
         if self.op.weight is None:
             return torch.ones(values[self.op.source].shape[-1], dtype=torch.float64)
         factors = values.vector(self.op.weight) + self.op.norm.offset
+        if isinstance(self.op.norm, HeadNorm):
+            return factors[:, None]
         return factors.view(self.op.groups, 1, -1) if self.op.groups > 1 else factors
 
     def _rows(self, values: Numbers) -> Tensor:
@@ -131,11 +135,12 @@ class Normalize(_Rows[ops.Normalize]):
         y = self.leaf(x[i], op.source, *row, own)
         y = (y if mean is None else y - mean) / s
         if op.weight is not None:
-            w = read.stored(op.weight, own)
+            at = (row[0], own) if isinstance(op.norm, HeadNorm) else (own,)
+            w = read.stored(op.weight, *at)
             y = y * (op.norm.offset + w if op.norm.offset else w)
         if op.bias is not None:
             y = y + read.stored(op.bias, own)
-        return y
+        return y if op.clip is None else clip(y.line(), -op.clip, op.clip)
 
 
 class UnitLength(Rule[recurrence.UnitLength]):

@@ -9,13 +9,11 @@ from typing import Any
 from llmcli.config.attention import QueryGrowth
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.experts import ExpertsConfig
-from llmcli.config.norm import JoinedNorm
-from llmcli.errors import UnsupportedModel
+from llmcli.config.norm import HeadNorm, JoinedNorm
 from llmcli.families.draft import Draft
 from llmcli.families.read import GGUF_READS, hf_rotated, hf_slides, hf_window
 from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type, yarn_as_written
-from llmcli.families.unsupported import needs
 from llmcli.families.values import LIMITS, ConfigReader
 
 
@@ -366,23 +364,24 @@ def exaone(m: Draft) -> None:
     defaults: layer_norm_eps=1e-5 num_key_value_heads=32 max_position_embeddings=4096 bos_token_id=0
         eos_token_id=0
     names: qwen
+        attn.q_norm  self_attn.q_layernorm.norms.{head}  attn_q_norm
+        attn.k_norm  self_attn.k_layernorm.norms.{head}  attn_k_norm
 """)
 def stablelm(m: Draft) -> None:
     """StableLM 2 (Stability AI 2024, arXiv 2402.17834): LayerNorm, RoPE on a quarter of each head.
 
-    The 12b has parallel attention and feed-forward, which read one norm.
+    The 12b has parallel attention and feed-forward, which read one norm, and normalizes each head's
+    queries and keys with weights of its own.
     """
     m.layer_norms(bias=True)
-    m.set_attention(out_bias=False)
     if m.hf:
         by_head = m.values.flag("qk_layernorm", False)
         m.parallel = int(m.values.flag("use_parallel_residual", False))
     else:  # llama.cpp does not read the flag
         by_head = "blk.0.attn_q_norm.weight" in m.tensors
         m.parallel = int("blk.0.ffn_norm.weight" not in m.tensors)
-    if by_head:
-        parts = needs(["a norm for each head"])
-        raise UnsupportedModel(f"`qk_layernorm` of `stablelm` is not supported{parts}")
+    norm = HeadNorm(kind="layer", eps=m.norm.eps) if by_head else None
+    m.set_attention(out_bias=False, qk_norm=norm)
 
 
 @family("""

@@ -12,7 +12,6 @@ from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.draft import Draft
 from llmcli.families.read import hf_rotated, hf_window
 from llmcli.families.record import family
-from llmcli.families.unsupported import needs
 from llmcli.families.values import LIMITS, ConfigReader, shortened
 
 
@@ -42,15 +41,13 @@ def mixtral(m: Draft) -> None:
     names: qwen
 """)
 def olmoe(m: Draft) -> None:
-    """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms.
+    """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms, clipping after them.
 
-    transformers clips queries and keys after these norms, attention here before them.
+    llama.cpp does not clip here.
     """
     m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.hf:
-        if m.values.has("clip_qkv"):
-            parts = needs(["queries and keys clipped after their norms"])
-            raise UnsupportedModel(f"`clip_qkv` is not supported{parts}")
+        m.set_attention(clip=m.values.optional_number("clip_qkv"))
         norm = m.values.flag("norm_topk_prob", False)
         m.set_experts("num_experts", hidden="intermediate_size", renormalized=norm)
 

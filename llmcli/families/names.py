@@ -60,11 +60,11 @@ class Names:
     Names are without `.weight` and `.bias`: `attn.q` is `W_q` and `b_q`, `ln1` its `w` and `b`;
     after `=` all names of a row are complete. `-`, or a missing last name, is none. Several rows
     may name the same parameter, the usual one first. `attn.q+attn.k+attn.v` are rows of one tensor,
-    one part after another: with `@head` for each head, with `@row` by turns. `{expert}`: one tensor
-    for each. `|` before operations on the stored tensor: `shape` (the file has the numbers in
-    another one), `log` (it has `−exp(x)`), `turned` (each expert's matrix is `[in, out]`),
-    `by_head` (each head's is), `by_width` (divided by √D). A tensor without a parameter in the
-    model is surplus.
+    one part after another: with `@head` for each head, with `@row` by turns. `{expert}`, `{head}`:
+    one tensor for each. `|` before operations on the stored tensor: `shape` (the file has the
+    numbers in another one), `log` (it has `−exp(x)`), `turned` (each expert's matrix is `[in,
+    out]`), `by_head` (each head's is), `by_width` (divided by √D). A tensor without a parameter in
+    the model is surplus.
 
     transformers' names begin with one of `prefixes` (a bare decoder's has none), in a block also
     with `layer`; `buffers` are names in a block that are dropped, and the reasons. `conv1d`: its
@@ -186,6 +186,8 @@ class Names:
             if part is None and kind in _KINDS.values():
                 return
             within = model.within(kind)
+            if "{head}" in source and part is not None:
+                within["head"] = range(part.heads if name == "attn.q_norm" else part.kv_heads)
             ops = [_operation(word, part, name, model.width) for word in words]
             if name == "pos_embed" and (start := self.first_position):
                 ops.append(LaterRows(start, start + (model.config.embedding.positions or 0)))
@@ -238,7 +240,7 @@ class _Parts:
                     self.first.setdefault(kind, part)
                     self._layers.setdefault(kind, []).append(index)
 
-    def within(self, kind: str) -> Ranges:
+    def within(self, kind: str) -> dict[str, Sequence[int]]:
         """The ranges of a rule; mixers of several kinds may use the same names."""
         found: dict[str, Sequence[int]] = {}
         if kind in _MIXERS.values() and len(self._layers[kind]) < len(self.config.layers):
@@ -258,7 +260,8 @@ def _renames(
     for kind, letter in (("weight", "w"), ("bias", "b")):
         if norm:
             shift = (AddConstant(-offset),) if offset and letter == "w" else ()
-            yield Rename(f"{source}.{kind}", f"{block}{part}.{letter}", *shift, within=within)
+            name = f"{block}{part}.{letter}" + "[{head}]" * ("{head}" in source)
+            yield Rename(f"{source}.{kind}", name, *shift, within=within)
         elif where and not (each and letter == "b"):
             name = f"{block}{where}.{letter if letter == 'b' else 'W'}_{symbol}"
             name += "[{expert}]" * each

@@ -295,6 +295,8 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             continue
         if any("E" in model.parameters[one].axes[:1] for one in filled if one in model.parameters):
             continue  # an expert's output has only some tokens' rows
+        if _is_block(module):  # a head's norm, in a list within the module of all heads
+            module = module.rsplit(".", 2)[0]
         made = tuple(_made_by(parameter, model) for parameter in filled)
         yield module, made
         around, (part, _, leaf) = module.rpartition(".")[0], filled[0].rpartition(".")

@@ -161,8 +161,9 @@ class _Chunk:
             copied = spec.count * self.size if self.size < 4 and spec.dtype == "float32" else 0
             if self.model[name].ends:  # the head, a piece at a time in float32
                 return copied + 4 * min(inputs * columns, HEAD_NUMBERS) * (self.size < 4)
-            if isinstance(op, Project) and op.clip is not None:  # the product and a copy, wide
-                copied += 2 * self.rows * columns * self.wide
+            if isinstance(op, Project) and op.clip is not None:
+                part = op.fused in self.model.wide_products  # or the product and a copy, wide
+                copied += (spec.count if part else 2 * self.rows * columns) * self.wide
             if isinstance(op, ExpertProject) and self.precision.formats:  # ordered by expert
                 copied += spec.count // spec.shape[-1] * (spec.shape[-1] + inputs) * self.wide
             return copied + self._product(inputs, columns)

@@ -16,7 +16,7 @@ from typing import ClassVar
 from llmcli.config.attention import RopeConfig, ScoreConfig, Window, visible_pairs
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import ACTIVATIONS, Activation, GateClamp
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import HeadNorm, NormConfig
 from llmcli.graph.spec import Call
 
 Letter = Callable[[str], str]  # the letter of an activation or a parameter, by its name
@@ -223,7 +223,7 @@ class Normalize(Op):
     """`T¹ = LayerNorm(X) = (X − μ) / s · w + b`, or `RMSNorm(X) = X / s · w`, the shape of X.
 
     `joined`: all heads of a token form one row. `groups`: number of parts of a row that are
-    normalized separately.
+    normalized separately. `clip`: largest magnitude of a result.
     """
 
     source: str
@@ -232,15 +232,21 @@ class Normalize(Op):
     bias: str | None = None
     joined: bool = False
     groups: int = 1
+    clip: float | None = None
 
     def _form(self) -> str:
-        layer = "LayerNorm({source}) = ({source} − μ)"
-        kind = "RMSNorm({source}) = {source}" if self.norm.kind == "rms" else layer
+        rms = self.norm.kind == "rms"
+        named = "RMSNorm({source}) = " if rms else "LayerNorm({source}) = "
         bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
         if self.groups > 1:
             all_heads = f", s of each of {self.groups} groups"
+        if isinstance(self.norm, HeadNorm):
+            all_heads = ", w of the head"
         w = f" · ({self.norm.offset:g} + w)" if self.norm.offset else " · w"
-        return f"{kind} / s{w if self.weight else ''}{bias}{all_heads}"
+        row = "{source}" if rms else "({source} − μ)"
+        normed = f"{row} / s{w if self.weight else ''}{bias}"
+        clipped = "" if self.clip is None else f"clip({normed}, ±{self.clip:g})"
+        return f"{clipped or named + normed}{all_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)

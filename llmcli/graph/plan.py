@@ -172,11 +172,12 @@ def _dtype(node: Node, call: Call, model: Graph) -> str | None:
 def _memory(node: Node, call: Call, model: Graph) -> str | None:
     """The memory that a node is a view of: a fused product's result has the widest dtype.
 
-    Narrower parts are copies, as are keys and values in the cache's dtype.
+    Narrower and clipped parts are copies, as are keys and values in the cache's dtype.
     """
     if node.name in model.cached and call.cache_dtype != call.dtype:
         return None
     if not isinstance(node.op, Project | ExpertProject) or not node.op.fused:
         return node.shares
-    fused, narrows = node.op.fused, not node.wide and call.dtype != call.wide_dtype
-    return None if narrows and fused in model.wide_products else fused
+    fused, copied = node.op.fused, not node.wide and call.dtype != call.wide_dtype
+    copied = copied or (isinstance(node.op, Project) and node.op.clip is not None)
+    return None if copied and fused in model.wide_products else fused

@@ -8,7 +8,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import HeadNorm, NormConfig
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Normalize, Op, Project
 from llmcli.graph.recurrence import Cut
@@ -159,23 +159,23 @@ class Rows:
         prefix: str | None = None,
         joined: bool = False,
         groups: int = 1,
+        clip: float | None = None,
         **other: Any,
     ) -> str:
         """A normalized activation, and its weights `w` and bias `b` if the norm `which` has them.
 
-        `prefix`: of their names, `<leaf>.` by default. See `Normalize` for `joined` and `groups`.
+        `prefix`: of their names, `<leaf>.` by default. See `Normalize` for the other arguments.
         """
         axes, made = self._lines[leaf][1].split(), dict[str, str]()
-        axis = f"{axes[0]}·{axes[-1]}" if joined else axes[-1]
+        between = "·" if joined else " "
+        axis = f"{axes[0]}{between}{axes[-1]}" if joined or isinstance(norm, HeadNorm) else axes[-1]
         for letter, words, there in (("w", "weights", norm.weights), ("b", "bias", norm.bias)):
             if there:
                 name = f"{leaf}.{letter}" if prefix is None else f"{prefix}{letter}"
                 found = {"letter": letter, "kind": "norms"}
                 made[letter] = self.parameter(name, axis, leaf, f"{words} of {which}", **found)
-        weight, bias = made.get("w"), made.get("b")
-        op = Normalize(
-            source=source, norm=norm, weight=weight, bias=bias, joined=joined, groups=groups
-        )
+        how: dict[str, Any] = {"weight": made.get("w"), "bias": made.get("b"), "clip": clip}
+        op = Normalize(source=source, norm=norm, joined=joined, groups=groups, **how)
         return self.node(leaf, op, **other)
 
     def state(

@@ -93,7 +93,7 @@ def layer_norm(
 ) -> Tensor:  # fmt: skip
     """`(x - mean(x)) / sqrt(var(x) + eps) ∘ (offset + w) + b`, biased variance (Ba et al. 2016).
 
-    Without weights only the quotient, and b.
+    Without weights only the quotient, and b; without b weights may be `[n, D]`, for the last axes.
     """
     dtype = dtype or x_BTD.dtype
     found = _by_kernel(x_BTD, w_D, b_D, eps, dtype, True, offset)
@@ -102,6 +102,8 @@ def layer_norm(
     x_BTD = at_least_float32(x_BTD)
     w_D = None if w_D is None else _offset(w_D, x_BTD.dtype, offset)
     b_D = None if b_D is None else b_D.to(x_BTD.dtype)
+    if w_D is not None and w_D.ndim > 1:
+        return (w_D * layer_norm(x_BTD, None, None, eps)).to(dtype)
     return F.layer_norm(x_BTD, x_BTD.shape[-1:], w_D, b_D, eps).to(dtype)
 
 

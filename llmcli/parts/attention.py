@@ -57,6 +57,8 @@ class Attention(SoftmaxMap):
             wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
             self.slopes_H = torch.tensor(own.slopes, dtype=wide, device=parameters.device)
         self.q_norm = self.k_norm = self.v_norm = None
+        # limits each part of the product, after its norm if it has one
+        self._late_clip = None if config.qk_norm is None else config.clip
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
             if config.kv.layer is None:
@@ -159,17 +161,23 @@ class Attention(SoftmaxMap):
 
     def _product(self, x_BTD: Tensor) -> Tensor:
         """All input projections side by side; wide if norms follow."""
-        wide, limit = self.config.qk_norm is not None, self.config.clip
+        limit = self.config.clip
+        if self.config.qk_norm is not None:
+            return self.qkv.wide(x_BTD)
         if limit is None:
-            return self.qkv.wide(x_BTD) if wide else self.qkv(x_BTD)
+            return self.qkv(x_BTD)
         product = clip(self.qkv.wide(x_BTD), limit)
-        return product if wide else cast(product, self._dtype)
+        return cast(product, self._dtype)
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        """`x` limited to ±`clip`, if the whole product is not."""
+        return x if self._late_clip is None else clip(x, self._late_clip)
 
     def _gates(self, raw_BTG: Tensor, step: Step) -> Tensor | None:
         """The emitted gates before their sigmoid, in the model's dtype."""
         if not self.config.gated:
             return None
-        return self._emit_gates("gate", cast(raw_BTG, self._dtype), step)
+        return self._emit_gates("gate", cast(self._clipped(raw_BTG), self._dtype), step)
 
     def _emit_gates(self, leaf: str, gate_BTG: Tensor, step: Step) -> Tensor:
         """Emit gates per head, `[B, H, T, e]`; returns the same tensor unless edited."""
@@ -183,7 +191,7 @@ class Attention(SoftmaxMap):
         if self.v_norm is not None:
             emitted_BKTe = step.emit(name, self._heads(v_BTKe))
             v_BTKe, name = self.v_norm(emitted_BKTe.transpose(1, 2)), f"{name}_norm"
-        narrow = cast(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
+        narrow = cast(self._clipped(v_BTKe.flatten(2)), self._cache_dtype)  # one row per token
         return step.emit(name, self._heads(narrow.view(shape)))
 
     def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
@@ -211,10 +219,10 @@ class Attention(SoftmaxMap):
         return x_BTNd.transpose(1, 2)
 
     def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
-        """Normalize each head, or all heads of a token together."""
+        """Normalize each head, or all heads of a token together; clipped if configured."""
         if isinstance(self.config.qk_norm, JoinedNorm):
-            return norm(x_BTNd.flatten(2)).view(x_BTNd.shape)
-        return norm(x_BTNd)
+            return self._clipped(norm(x_BTNd.flatten(2)).view(x_BTNd.shape))
+        return self._clipped(norm(x_BTNd))
 
     def _rotated(self, x_BTNd: Tensor, step: Step) -> Tensor:
         rope = self.config.rope

@@ -18,7 +18,7 @@ import test_families_rope as rope
 import test_families_translate as translate
 from zoo import TYPES
 
-from llmcli.config.norm import JoinedNorm
+from llmcli.config.norm import HeadNorm, JoinedNorm
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import find
 
@@ -90,6 +90,7 @@ def leaves(value, path=(), default=None):
             inner = getattr(value, field.name)
             name = type(inner).__name__ if field.name == "part" else field.name
             name += " (joined)" * isinstance(inner, JoinedNorm)
+            name += " (by head)" * isinstance(inner, HeadNorm)
             if name == "scaling" and inner is not None:
                 name = type(inner).__name__
             yield from leaves(inner, (*path, name), field.default)

@@ -9,6 +9,7 @@ from anatomy_configs import GPT, QWEN, layers, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import partition, roots, storages
+from zoo import MODELS
 
 from llmcli.commands.shapes.measure import ShapesRequest, fold, numbered, unfold
 from llmcli.config.attention import visible_pairs
@@ -46,6 +47,8 @@ def test_specs_as_they_are_written(as_written):
         mixer = QWEN.layers[0].attention.changed(**change)
         config = replace(QWEN, layers=(QWEN.layers[0].with_attention(mixer),))
         lines += [spec.formula for spec in plan(config, Call(**size)).derived[:2]]
+    specs = plan(MODELS["clipped projections"], Call(**size)).tensors
+    lines += [spec.formula for spec in specs if spec.name.endswith("q_norm")]
     as_written(Path(__file__).with_name("specs.txt"), found)
 
 
@@ -257,6 +260,7 @@ def test_a_number_is_only_a_whole_part_of_a_name():
     assert numbered("model.layers.3.mlp3.w", 3, "{}") == "model.layers.{}.mlp3.w"
     assert numbered("h.1.attn.c_attn.weight", 1, "{0-1}") == "h.{0-1}.attn.c_attn.weight"
     assert numbered("blk.13.a", 3, "{}") == "blk.13.a"
+    assert numbered("layers.0.norms.0.w h.0.a", 0, "{}") == "layers.{}.norms.0.w h.{}.a"
 
 
 @settings(max_examples=30, deadline=None)

@@ -173,6 +173,7 @@ PEAKS = {
         "gates": sequential(replace(ATTENTION, gated=True), NARROW, norm=RMS),
         "sinks": sequential(ATTENTION.changed(sinks=True), NARROW, norm=RMS),
         "clipped": sequential(replace(ATTENTION, clip=2.0), NARROW, norm=RMS),
+        "clipped norms": sequential(replace(ATTENTION, clip=2.0, qk_norm=RMS), NARROW, norm=RMS),
         "latents": sequential(LatentConfig(
             heads=8, content=32, value_dim=32, rank=64, query_rank=96, scale=0.1, norm=RMS,
             rope=RopeConfig(theta=1e4, dims=16),

@@ -13,7 +13,7 @@ from covers import covered, few
 from decoder_parameters import parameters_of
 from ladder_models import DENSE, NEW_PAIRS, NEW_TYPES, REST, TYPES, each_with, refusal
 from small_models import ids, read, weights
-from zoo import CONFIGS, GATED, MODELS, block, branch, layer, llama, stretched
+from zoo import CONFIGS, GATED, MODELS, block, branch, layer, llama, stretched, variant
 
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.loops import Loops, multiply_adds
@@ -77,6 +77,7 @@ def test_what_is_no_dense_model_is_refused_by_the_part():
     ):  # fmt: skip
         assert any(noun in message for message in messages), noun
     assert all("which block " in message for message in messages)
+    assert "for each head" in refusal(variant("stablelm-normed-heads").config())
     assert "which block 2 has" in refusal(MODELS["experts without gates, alone in their blocks"])
     alone = llama(block(branch(GATED)))
     assert refusal(alone) == "the ladder has no rungs for a model without attention"

@@ -87,6 +87,12 @@ class Converter:
             if ".q_proj." in name:
                 self._qkv(name)
             return None
+        norms, found, _ = name.partition(".norms.")
+        if found:  # of all heads in one tensor
+            if ".norms.0." in name:
+                heads = [one for key, one in self.drawn.items() if key.startswith(norms)]
+                self._add(f"{norms}.weight", torch.stack(heads))
+            return None
         values = self.drawn[name]
         pieces = self._pieces(name, values)
         places = self._pieces(name, torch.arange(values.numel()).view(values.shape))
@@ -211,7 +217,8 @@ class Converter:
     def _add_as(self, target, values):
         """The same under that name; what has no whole blocks stays in float32."""
         target += ".weight" if target.endswith(("attn_qkv", "attn_gate")) else ""
-        plain = any(part in target for part in ("position", ".conv.", "_inp", "ssm_conv1d"))
+        kept = ("position", ".conv.", "_inp", "ssm_conv1d", "_norm")
+        plain = any(part in target for part in kept)
         plain = plain or values.ndim == 1 or target.endswith(("_exps.bias", *hybrid.IN_FLOAT32))
         values = values.contiguous()
         block = 1 if self.format not in FORMATS else FORMATS[self.format][0]

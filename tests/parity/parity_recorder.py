@@ -47,7 +47,8 @@ def record(model, ids):
         seen[f"blocks.{i}.attn.pattern"] = pattern
     if model.config.model_type == "stablelm":  # whose function takes only what it rotates
         for name in [name for name in seen if name.endswith("_rot")]:
-            whole = seen[name.removesuffix("_rot")]
+            before = name.removesuffix("_rot")
+            whole = seen.get(f"{before}_norm", seen[before])
             seen[name] = torch.cat((seen[name], whole[..., seen[name].shape[-1] :]), -1)
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])

@@ -252,8 +252,9 @@ def unfold(row: Folded) -> tuple[Phases, ...]:
 
 
 def numbered(text: str, layer: int, number: str) -> str:
-    """`text` with `number` in place of the layer's number between dots."""
-    return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
+    """`text` with `number` in place of the layer's number between dots, the first in each name."""
+    found = rf"(?<!\S)(\S*?)(?<![^.]){layer}(?![^.])"  # a later one is a head's or an expert's
+    return re.sub(found, lambda match: match[1] + number, text)
 
 
 def _folded(part: Sequence[Phases]) -> Folded:

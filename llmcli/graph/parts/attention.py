@@ -61,15 +61,17 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     for x in a.projections:
         # inputs of norms have at least float32
         wide = (a.kv.norm if x == "v" else a.qk_norm) is not None
+        clip = None if wide else a.clip
         head = "head" if x == "q" or a.kv_heads == a.heads else "kv head"
         last[x] = r.project(
-            x, site.source, bias=a.qkv_bias, fused=fused, head=head, clip=a.clip, wide=wide
+            x, site.source, bias=a.qkv_bias, fused=fused, head=head, clip=clip, wide=wide
         )
     if a.kv.equal and own == "qkv":
         same, wide = Add(parts=(last["k"],), before=()), a.kv.norm is not None
         last["v"] = r.node("k_as_v", same, name="v", shares=last["k"], wide=wide)
     if a.kv.norm is not None and own == "qkv":
-        last["v"] = r.normalize("v_norm", last["v"], a.kv.norm, "the norm of every value")
+        which = "the norm of every value"
+        last["v"] = r.normalize("v_norm", last["v"], a.kv.norm, which, clip=a.clip)
     if a.gated:
         r.project("gate", site.source, bias=a.qkv_bias, fused=fused, clip=a.clip)
     if a.qk_norm is not None:
@@ -78,7 +80,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             joined = isinstance(a.qk_norm, JoinedNorm)
             which = f"all {several} of a token" if joined else f"every {one}"
             last[x] = r.normalize(
-                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=joined
+                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=joined, clip=a.clip
             )
     if a.rope is not None:
         both = r.named("qk_rot") if a.qk_norm is None and own == "qkv" else None

@@ -275,7 +275,7 @@ _MEASURED: tuple[_Cells, ...] = (
     (Column("peak RSS", drop=1), partial(_peak, gpu=False)),
     (Column("peak GPU", drop=1), partial(_peak, gpu=True)),
     (Column("needs", drop=1), _known(size, "estimated_memory_bytes")),
-    (Column("roofline", drop=1), _known(lambda share: f"{100 * share:.0f} %", "roofline_share")),
+    (Column("roofline", drop=1), _known(_share, "roofline_share")),
     (Column("lower bound"), lambda row: _known(_ns, "roofline_ns")(row) if row.meta else ""),
 )
 

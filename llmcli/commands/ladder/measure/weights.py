@@ -17,7 +17,7 @@ from llmcli.config.attention import AttentionConfig, Chunk, DynamicScaling, Long
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig
-from llmcli.config.norm import JoinedNorm, NormConfig
+from llmcli.config.norm import HeadNorm, JoinedNorm, NormConfig
 from llmcli.config.ple import PleConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import UnsupportedModel
@@ -209,6 +209,8 @@ def require_supported(config: ModelConfig) -> None:
                     what, hint = "scores lowered by distance", others
                 case AttentionConfig() if part.clip is not None:
                     what, hint = "clipped queries, keys and values", others
+                case AttentionConfig(qk_norm=HeadNorm()):
+                    what, hint = "norms with weights for each head", others
                 case AttentionConfig() | MlpConfig():
                     continue
                 case _:
