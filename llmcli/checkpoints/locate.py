@@ -16,6 +16,7 @@ from llmcli.checkpoints.hub.download import broken_link, cached, download
 from llmcli.checkpoints.hub.listing import WEIGHTS
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
+from llmcli.records.numbers import did_you_mean
 from llmcli.records.work import Progress
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
@@ -103,13 +104,13 @@ def default_model() -> str:
 def _existing(path: Path, spec: str) -> Path:
     if os.path.lexists(path) and "\0" not in spec:
         return path
-    hint = "check the path"
     near = difflib.get_close_matches(path.name, _listing(path.parent), n=1)
-    if near:
-        hint = f"did you mean `{shown(path.parent / near[0])}`?"
-    elif name := hub_name(spec):
-        hint = f"for the file on the hub write `{shown(name, 200)}`"
-    raise ModelNotFound(f"there is no file or directory `{shown(spec)}`", hint=hint)
+    name = hub_name(spec)
+    otherwise = f"for the file on the hub write `{shown(name, 200)}`" if name else "check the path"
+    raise ModelNotFound(
+        f"there is no file or directory `{shown(spec)}`",
+        hint=did_you_mean([shown(path.parent / one) for one in near], otherwise),
+    )
 
 
 def _listing(folder: Path) -> list[str]:
@@ -121,7 +122,7 @@ def _listing(folder: Path) -> list[str]:
 
 def _unknown(name: str) -> ModelNotFound:
     near = difflib.get_close_matches(name.partition("@")[0], [*CATALOG, *CLASSICS], n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
+    hint = did_you_mean(near, f"known names: {', '.join(CATALOG)}")
     if os.path.exists(name) and "\0" not in name:
         hint = f"for the file or directory of that name write `./{shown(name)}`"
     return ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)

@@ -37,6 +37,7 @@ from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
 from llmcli.records.models import Place, Removal, ago
+from llmcli.records.numbers import did_you_mean
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo, DeleteCacheStrategy
@@ -124,7 +125,7 @@ def _not_here(name: str, inventory: Inventory, revision: str | None) -> ModelNot
         message = f"revision `{shown(revision)}` of `{shown(name)}` is not on this machine"
         return ModelNotFound(message, hint=hint)
     if near and name not in CATALOG:
-        hint = f"did you mean `{shown(near[0], 200)}`?"
+        hint = did_you_mean([shown(near[0], 200)])
     return ModelNotFound(f"`{typed(name, revision)}` is not on this machine", hint=hint)
 
 

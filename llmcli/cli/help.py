@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.group import sections, width
 from llmcli.errors import UsageError
+from llmcli.records.numbers import did_you_mean
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output, make_console
 from llmcli.shell.params import arg, opt
@@ -138,11 +139,9 @@ def _help_of(words: Sequence[str]) -> str:
 def _unknown(name: str, commands: Sequence[str]) -> UsageError:
     """For what is neither a topic nor a command."""
     close = get_close_matches(name.lower(), [*SPELLINGS, *commands], 1)
-    if close:
-        topic = SPELLINGS.get(close[0])
-        hint = f"did you mean `llmcli help {topic.name if topic else close[0]}`?"
-    else:
-        hint = f"the topics are {', '.join(TOPICS)}; `llmcli help` lists the commands, too"
+    meant = [f"llmcli help {SPELLINGS[one].name if one in SPELLINGS else one}" for one in close]
+    otherwise = f"the topics are {', '.join(TOPICS)}; `llmcli help` lists the commands, too"
+    hint = did_you_mean(meant, otherwise)
     return UsageError(f"unknown topic or command `{name}`", hint=hint)
 
 

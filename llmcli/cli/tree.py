@@ -22,6 +22,7 @@ from llmcli.cli.group import (
     width,
 )
 from llmcli.errors import UsageError
+from llmcli.records.numbers import did_you_mean
 from llmcli.shell.params import WORDS, Declared, Option
 from llmcli.shell.streams import write
 
@@ -158,7 +159,7 @@ def _nested(both: str) -> str | None:
     first, second = both.split(" ", 1)
     own = [] if second.startswith("-") else [n for n in NESTED if n.split()[0] == first]
     if near := get_close_matches(both, own, 1, 0.8):
-        return f"did you mean `llmcli {near[0]}`?"
+        return did_you_mean([f"llmcli {near[0]}"])
     if own and first == "models":  # no other word follows it
         return f"the commands are {', '.join(own)}; see `llmcli {first} --help`"
     return None
@@ -168,9 +169,8 @@ def _suggestion(name: str) -> str:
     close = [both for both in NESTED if both.split()[1] == name]
     close = close or [full for full in Root.entries if full.startswith(name)]
     close = close or get_close_matches(name, Root.entries, 1)
-    if close:
-        return f"did you mean `llmcli {close[0]}`?"
-    return f"the commands are {', '.join(Root.entries)}; see `llmcli --help`"
+    otherwise = f"the commands are {', '.join(Root.entries)}; see `llmcli --help`"
+    return did_you_mean([f"llmcli {one}" for one in close[:1]], otherwise)
 
 
 def _version(ctx: Any, option: Any, value: bool) -> None:

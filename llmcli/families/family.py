@@ -19,6 +19,7 @@ from llmcli.families.rules import Plan, Rename, Rule, plan
 from llmcli.families.scales import FLOAT8
 from llmcli.families.unsupported import Kind, meant, needed_parts, needs, run_instead
 from llmcli.families.values import farthest, shortened
+from llmcli.records.numbers import did_you_mean
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -45,7 +46,7 @@ def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> Unsuppo
     message = f"`{shortened(model_type)}` is not supported{needs(parts)}"
     if not parts and (name := meant(model_type, known)):
         key = "model_type" if kind == "safetensors" else "general.architecture"
-        hint = f"did you mean `{name}`? see `{key}` in its configuration"
+        hint = f"{did_you_mean([name])} see `{key}` in its configuration"
     if other := run_instead(model_type):
         hint = f"run another model of about its size, for example `-m {other}`"
     return UnsupportedModel(message, hint=hint)

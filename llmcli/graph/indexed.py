@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from llmcli.errors import UsageError
+from llmcli.records.numbers import did_you_mean
 
 EXAMPLE = "for example `blocks.0.attn.pattern[0,1,0]` or `logits[-1,' the']`"
 
@@ -41,7 +42,7 @@ def parse(text: str) -> NumberRef:
     inner = re.match(r"([\w.]*)\[(\d+)\](?=\.)", text.strip(), re.ASCII)
     if inner is not None:  # `blocks[0].attn.q[…]`, as in code
         whole = f"{inner[1]}.{inner[2]}{text.strip()[inner.end() :]}"
-        raise UsageError(f"`{text}` has an index in its name", hint=f"did you mean `{whole}`?")
+        raise UsageError(f"`{text}` has an index in its name", hint=did_you_mean([whole]))
     name, bracket, rest = text.strip().partition("[")
     name = name.strip()
     if name[:1] in ("'", '"'):

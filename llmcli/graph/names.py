@@ -22,7 +22,7 @@ from llmcli.graph.aliases import UNLIKE, Sources, foreign_names, others
 from llmcli.graph.graph import graph
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, Kind, TensorSpec
-from llmcli.records.numbers import either
+from llmcli.records.numbers import did_you_mean, either
 
 NO_SOURCES: Sources = MappingProxyType({})
 LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
@@ -233,7 +233,7 @@ class Names:
             close = tuple(name.replace(one[0], blocks[0], 1) for name in close)
         elif globs:
             close = tuple(dict.fromkeys(_IN_A_BLOCK.sub(r"\1.*.", name) for name in close))
-        return UsageError(message, hint=f"did you mean {_either(close)}?")
+        return UsageError(message, hint=did_you_mean(close))
 
     def _why_no_name_ends(self, tail: str) -> str:
         """The reason why no name has this suffix; empty if unknown."""

@@ -95,6 +95,7 @@ def measure_ceilings(
             torch.cuda.empty_cache()  # leave the memory as it was for the run
     return Ceilings(
         device=str(device),
+        dtype=precision.dtype,
         threads=threads,
         reads=tuple(
             ReadRate(nbytes=nbytes, bytes_per_s=max(rates[at:]), level=level_of(nbytes, caches))

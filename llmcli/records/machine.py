@@ -110,10 +110,12 @@ class Ceilings:
     """Ceilings of one device with the threads of the run; `seconds`: measuring time.
 
     `caches`: smallest first. `reads` are by ascending working set; the largest is memory if there
-    was enough. `start_s`: median overhead of starting an empty operation; 0 if not measured.
+    was enough. `matrices`: first of products with weights. `start_s`: median overhead of starting
+    an empty operation in `dtype`, that of the run's activations; 0 if not measured.
     """
 
     device: str
+    dtype: str
     threads: int
     reads: tuple[ReadRate, ...]
     matrices: tuple[MatrixRate, ...]

@@ -44,6 +44,11 @@ def either(names: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def did_you_mean(names: Sequence[str], otherwise: str = "") -> str:
+    """A hint that names what may have been meant, or `otherwise` where there are no such names."""
+    return f"did you mean {either([f'`{name}`' for name in names])}?" if names else otherwise
+
+
 def best_groups(kept: int, groups: int, best: int) -> str:
     """The eligible groups of experts, in words: `2 of 4 groups by their largest`."""
     return f"{kept} of {groups} groups by {scored(best)}"

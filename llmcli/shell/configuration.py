@@ -20,6 +20,7 @@ from typing import Any
 
 from llmcli import OPENMP_THREADS, WITHIN_QUOTA, xdg
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.records.numbers import did_you_mean
 
 VARIABLE = "LLMCLI_CONFIG"
 MOST = 1 << 20  # bytes of the file
@@ -129,7 +130,7 @@ def _keys(path: Path, document: Mapping[str, Any], commands: Sequence[str]) -> t
                 pending.append((inner, value))
             elif isinstance(value, dict) and not command:
                 near = get_close_matches(typed, [one for one in commands if " " not in one], 1)
-                hint = f"did you mean `[{near[0]}]`?" if near else "see `llmcli --help`"
+                hint = did_you_mean([f"[{one}]" for one in near], "see `llmcli --help`")
                 raise refused(path, f"unknown command `{typed}`", hint=hint)
             elif (twin := keys.setdefault((command, key.name), key)) is not key:
                 raise refused(path, f"`{twin}` and `{key}` are one option")
@@ -291,7 +292,7 @@ def _checked(
     raise refused(
         file.path,
         f"`{key}` is not an option of {of}",
-        hint=f"did you mean `{near[0]}`?" if near else None,
+        hint=did_you_mean(near),
     )
 
 

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from llmcli.errors import UsageError
+from llmcli.records.numbers import did_you_mean
 from llmcli.records.ranges import Range
 from llmcli.ui.theme import encodable, one_line
 
@@ -49,7 +50,7 @@ def read_bytes(path: str, hint: str, most: int) -> bytes:
         near = _near(path) if isinstance(error, FileNotFoundError) else ()
         raise UsageError(
             f"cannot read `{path}`: {(system or str(error)).lower()}",
-            hint=f"did you mean `{near[0]}`?" if near else hint,
+            hint=did_you_mean(near, hint),
         ) from error
 
 

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
+from llmcli.records.numbers import did_you_mean
 from llmcli.shell.conversations import (
     GivenConversation,
     GivenMessage,
@@ -75,7 +76,7 @@ def check_name(
         hint = f"`{option}` takes {', '.join([*others, *sorted(known)])}"
     raise UsageError(
         f"`{option} {one_line(name)}`: the chat template of `{model}` has no such variable",
-        hint=f"did you mean `{near[0]}`?" if near else one_line(hint),
+        hint=did_you_mean(near, one_line(hint)),
     )
 
 

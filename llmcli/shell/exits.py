@@ -35,9 +35,10 @@ from llmcli.shell.streams import (
     wrapped,
 )
 
-# what a write to stdout fails with that does not go through `streams.write`
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
+# what a write fails with that does not go through `streams.write`
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.EPIPE)
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # a terminal that closes ends what ran on it
+_FILE_HINT = "check that it is still there, and its permissions"
 TRACEBACK_HINT = "run it again with --debug for the traceback"
 
 
@@ -232,12 +233,24 @@ def as_error(exception: BaseException) -> LlmcliError:
     hint = "use a smaller model or --context-length; `llmcli info` says what fits here"
     if (found := as_out_of_memory(exception, hint=hint)) is not None:
         return found
-    if (lacking := as_lacking(exception)) is not None:
-        return lacking
-    if isinstance(exception, OSError) and exception.errno in _UNWRITABLE:
-        return WriteFailed(f"could not write the output: {os.strerror(exception.errno).lower()}")
+    if (refused := as_system_error(exception)) is not None:
+        return refused
     name = type(exception).__name__
     return LlmcliError(f"internal error: {name}: {first_line(exception)}", hint=TRACEBACK_HINT)
+
+
+def as_system_error(exception: BaseException) -> LlmcliError | None:
+    """The error for what the system lacks, or refuses to do with a file; None for any other."""
+    if (lacking := as_lacking(exception)) is not None:
+        return lacking
+    if isinstance(exception, OSError) and exception.errno is not None:
+        reason = os.strerror(exception.errno).lower()
+        place = f"`{exception.filename}`" if exception.filename else ""
+        if exception.errno in _UNWRITABLE:
+            return WriteFailed(f"could not write {place or 'the output'}: {reason}")
+        if place:
+            return LlmcliError(f"{place}: {reason}", hint=_FILE_HINT)
+    return None
 
 
 def tell(line: str) -> None:

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
-from llmcli.records.numbers import either
+from llmcli.records.numbers import did_you_mean, either
 
 # bytes above which `--force` is needed; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
@@ -49,11 +49,11 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
     if kind not in allowed:
         listed = either([f".{ending}" for ending in allowed])
         near = get_close_matches(kind, allowed, 1, 0.5) if kind else []
-        name = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
-        example = Path(path).with_name(name) if Path(path).name else name
+        name = f"{Path(path).stem.lstrip('.-') or 'out'}.{(near or allowed)[0]}"
+        example = f"{option} {Path(path).with_name(name) if Path(path).name else name}"
         raise UsageError(
             f"unsupported file type in `{option} {path}`: use {listed}",
-            hint=f"did you mean `{option} {example}`?" if near else f"such as `{option} {example}`",
+            hint=did_you_mean([example] if near else (), f"such as `{example}`"),
         )
     check_place(path)
     return kind

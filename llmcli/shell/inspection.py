@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.document import Checked, ViewCheck, members
+from llmcli.records.numbers import counted
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
@@ -196,8 +197,8 @@ class Inspection(Subject):
         left = room - len(self.ids)
         if self.generate > left:
             raise UsageError(
-                f"`--generate {self.generate}` does not fit: the prompt has {len(self.ids)} tokens "
-                f"and the context is {room}",
+                f"`--generate {self.generate}` does not fit: the prompt has "
+                f"{counted(len(self.ids), 'token')} and the context is {room}",
                 hint=f"use `--generate {left}` at most" if left else "shorten the prompt",
             )
         return encoded

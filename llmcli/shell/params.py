@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
-from llmcli.records.numbers import either
+from llmcli.records.numbers import did_you_mean, either
 from llmcli.records.ranges import LARGEST, Range
 from llmcli.shell.configuration import defaults, excluded, from_file, listed, settable
 
@@ -172,8 +172,9 @@ class Conversion:
                 value = int(found[1]) << (10 if found[2] in "kK" else 20)
         if value is text and not re.fullmatch(pattern, text, re.ASCII):
             raise UsageError(f"`{name}` takes {what}, not `{text}`")
-        value = self.kind(value)
-        if self.kind is int and abs(value) > LARGEST:
+        value = self.kind(value) + 0  # -0.0 is 0
+        bounds = self.range
+        if abs(value) > LARGEST and (bounds is None or (value > 0 and bounds.high is None)):
             raise UsageError(f"`{name}` is too large: `{text}`")
         if self.range is not None and value not in self.range:
             raise UsageError(f"`{name}` must be {self.range}, not `{text}`")
@@ -201,7 +202,7 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
         return known
     close = get_close_matches(text, choices, 1)
     listed = ", ".join(choices)
-    hint = f"did you mean `{close[0]}`? ({listed})" if close else f"choose one of {listed}"
+    hint = f"{did_you_mean(close)} ({listed})" if close else f"choose one of {listed}"
     if "," in text and set(text.split(",")) <= set(choices):
         hint = f"it takes one of them at a time: {listed}"
     elif (ending := text.rpartition(".")[2]) in choices:
@@ -317,7 +318,7 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
     elif (foreign := _foreign(name, known)) is not None:
         hint = foreign
     elif close:
-        hint = f"did you mean {' or '.join(f'`{long}`' for long in close[:3])}?"
+        hint = did_you_mean(close[:3])
     elif ctx.parent is None:
         hint = "options follow the command: `llmcli COMMAND [OPTIONS]`"
     elif name == "--prompt" and any(isinstance(p, TyperArgument) for p in ctx.command.params):

@@ -225,7 +225,7 @@ def opened(
     from llmcli.checkpoints import open_checkpoint
     from llmcli.checkpoints.locate import find
 
-    spec = spec or options.model
+    spec = options.model if spec is None else spec
     revision = options.revision if spec == options.model else None
     with Progress(out) as progress:
         name, path = find(

@@ -6,10 +6,13 @@ import json
 import os
 import signal
 import warnings
+from concurrent.futures import wait
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from covers import few
@@ -521,7 +524,9 @@ def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
     hub.answers[place] = Answer(method=method, drip=drip)
     with monkeypatch.context() as patched:
         patched.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
+        began = perf_counter()
         refused(NetworkError, "does not end")
+        assert 0.6 <= perf_counter() - began < 5
         patched.setattr("llmcli.checkpoints.hub.client._LEAST", 1)
         if place == "/api/models/":  # read into memory: to be whole in time, however it comes
             refused(NetworkError, "does not end")
@@ -530,6 +535,9 @@ def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
 
 
 def test_a_slow_line_is_no_drip(hub, monkeypatch):
+    """Nor is a process that is stopped meanwhile: to it, one wait is over at once."""
+    stopped = Mock(wraps=wait, side_effect=chain([wait([])], repeat(DEFAULT)))
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.wait", stopped)
     monkeypatch.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
     monkeypatch.setattr("llmcli.checkpoints.hub.client._LEAST", 10)
     body = b"{" + b" " * 60 + b"}"

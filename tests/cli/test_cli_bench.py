@@ -176,7 +176,7 @@ def counted(cli, tmp_path, monkeypatch):
     def measured(device, dtype, **options):
         assert device.type != "meta"
         return Ceilings(
-            device=str(device), threads=1, caches=(), seconds=0.0,
+            device=str(device), dtype="float32", threads=1, caches=(), seconds=0.0,
             reads=(ReadRate(nbytes=10**9, bytes_per_s=1e10, level="memory"),),
             matrices=(MatrixRate(dtype="bfloat16", flops_per_s=1e15),),
         )  # fmt: skip

@@ -44,8 +44,9 @@ EXCEPTIONS = (
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"),
     # PyTorch's, recognized without importing it
     type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried …"),
-    OSError(28, "No space left on device"), OSError(24, "Too many open files"),
+    OSError(28, "No space left on device", "/full/a"), OSError(24, "Too many open files"),
     OSError(23, "Too many open files in system"), RuntimeError("Failed to initialize cpuinfo!"),
+    OSError(2, "No such file or directory", "/gone/a"),
     ZeroDivisionError("division by zero"), KeyError("lost"),
     CheckpointError("tensor `\x1b]0;evil\x07\nhint: no`"),  # cannot send terminal codes
     KeyboardInterrupt(), exits.Terminated(),

@@ -100,7 +100,7 @@ L2, L3, RAM = (MIB, 9.0, "L2"), (4 * MIB, 5.0, "L3"), (32 * MIB, 1.0, "memory")
 def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     reads = tuple(ReadRate(nbytes=n, bytes_per_s=rate, level=level) for n, rate, level in rates)
     found = Ceilings(
-        device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
+        device="cpu", dtype="float32", threads=1, reads=reads, matrices=(), seconds=0.0,
         caches=caches("L2", MIB, "L3", 8 * MIB),
     ).read(nbytes)  # fmt: skip
     assert (found.level, found.bytes_per_s) == (level, rate)
@@ -122,6 +122,7 @@ def test_a_dtype_is_measured_once_and_products_with_packed_weights_too(
 ):
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB))
     found = measure_ceilings(CPU, precision, working_set=MIB, seconds=0.05)
+    assert found.dtype == precision.dtype
     assert [rate.dtype for rate in found.matrices] == dtypes
     assert found.matrices[0].way in ways
     assert found.matrices[0].flops_per_s > 0

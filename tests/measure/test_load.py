@@ -503,11 +503,11 @@ def test_a_format_without_a_decoder_is_noted(tmp_path, monkeypatch):
 
 
 def outliers(x, piece=1 << 20):
-    """The first number of each block that is an outlier."""
+    """The first number of each block that is an outlier, or of a hole."""
     blocks = Outliers(x.numel(), x.shape[-1])
     for part in x.reshape(-1).split(piece):
         blocks.add(part)
-    return blocks.found()
+    return blocks.found() + blocks.holes()
 
 
 def heavy(*shape):
@@ -529,6 +529,7 @@ def with_row(row):
 
 def clean_tensors():
     positions = torch.arange(512.0)[:, None] * 10_000 ** -(torch.arange(256.0) / 256)
+    wide = positions.repeat_interleave(4, 1)
     return {
         "normal": drawn(1024, 1024), "in 16 bits": drawn(512, 512).bfloat16(),
         "heavy": heavy(512, 512), "a heavy vector": heavy(4096),
@@ -536,9 +537,15 @@ def clean_tensors():
         "biases of thousands": with_number(1000.0, 576),
         "a norm with a large number": with_number(60.0, 2048, others=0.1),
         "a row of ones": with_row(torch.ones(576)), "a row of zeros": with_row(torch.zeros(576)),
+        "columns of zeros": drawn(256, 2048) * ((torch.arange(2048) - 1024).abs() > 512),
+        "rows of zeros that are no blocks": with_row(torch.zeros(2000)),
+        "30 blocks of zeros": drawn(512, 512) * (torch.arange(1 << 18).view(512, -1) // 960 != 100),
+        "rows of few numbers": torch.cat((drawn(512, 2048), 1.0 * (drawn(4, 2048) > 3))),
         "a large row": with_row(30 * drawn(576, seed=1)),
         "a few rows of another part": torch.cat((drawn(512, 256), 20 * drawn(8, 256, seed=1))),
         "positions": torch.cat((positions.sin(), positions.cos())),
+        "positions, sines first": torch.cat((wide.sin(), wide.cos()), 1),
+        "positions, cosines first": torch.cat((wide.cos(), wide.sin()), 1),
         "frequencies": 10_000 ** -(torch.arange(64.0) / 64),
         "decays": torch.arange(1.0, 65).log(),
         "ones": torch.ones(256, 256), "zeros": torch.zeros(256, 256),
@@ -596,12 +603,21 @@ def test_a_number_far_beyond_is_found_where_it_is_and_pieces_make_no_difference(
             assert set(found) <= set(range(32_000, 32_000 + 32 * many, 32))
 
 
+@pytest.mark.parametrize(("first", "blocks"), [(8000, 1216), (1801, 35), (1802, 31)])
+def test_a_part_that_was_never_written_is_found(first, blocks):
+    x = drawn(512, 576)
+    x.view(-1)[32 * first : 32 * (first + blocks)] = 0
+    assert [outliers(x, piece) for piece in (1 << 20, 32 * 77)] == [[32 * first]] * 2
+
+
 def test_the_place_is_told_as_the_file_has_it_where_all_numbers_are_finite(tmp_path):
     x = drawn(300, 64)
     x[7, 33] = 1e20
+    x.view(-1)[32 * 101 : 32 * 140] = 0
     save_file({"x": x, "whole": torch.full((300, 64), 2**60)}, tmp_path / "x.safetensors")
     report = checked(tmp_path / "x.safetensors")
     assert check(report, "outliers").where == "`x[7,32]`"
+    assert "`x[50,32]`" in "".join(report.notes)
     assert not report.ok
     assert check(checked(write_gguf(tmp_path / "m.gguf")), "outliers").ok
     save_file({"x": with_number(INF, 300, 64)}, tmp_path / "x.safetensors")

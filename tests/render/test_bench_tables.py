@@ -58,8 +58,9 @@ def table(*rows: Row, room: int | None = None) -> str:
 
 
 CEILINGS = Ceilings(
-    device="cuda:0", threads=8, reads=(ReadRate(nbytes=1 << 30, bytes_per_s=2e12, level="memory"),),
-    matrices=(MatrixRate(dtype="bfloat16", flops_per_s=7e14),), caches=(), seconds=1.0,
+    device="cuda:0", dtype="bfloat16", threads=8, caches=(), seconds=1.0,
+    reads=(ReadRate(nbytes=1 << 30, bytes_per_s=2e12, level="memory"),),
+    matrices=(MatrixRate(dtype="bfloat16", flops_per_s=7e14),),
 )  # fmt: skip
 RATIO = Against(
     test=TEXT.test.name, peer="transformers", ratios=(1.0, 2.0, 3.0), median=2.0, lowest=1.0,
@@ -90,7 +91,7 @@ def test_screens(golden: Any) -> None:
         replace(RATIO, median=0.5, ratios=(0.49, 0.5, 0.51)), replace(RATIO, ratios=(2.0,)),
     )  # fmt: skip
     matrices = (MatrixRate(dtype="float32", flops_per_s=1e11),)
-    other = replace(CEILINGS, device="cpu", threads=1, matrices=matrices)
+    other = replace(CEILINGS, device="cpu", dtype="float32", threads=1, matrices=matrices)
     varied = replace(
         DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True, embeddings=True
     )

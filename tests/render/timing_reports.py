@@ -23,7 +23,7 @@ SECONDS = {
 GAP_S = 4e-5  # in each call
 
 CEILINGS = Ceilings(
-    device="cpu", threads=2,
+    device="cpu", dtype="float32", threads=2,
     reads=(
         ReadRate(nbytes=1 << 20, bytes_per_s=120e9, level="L2"),
         ReadRate(nbytes=16 << 20, bytes_per_s=60e9, level="L3"),

@@ -115,8 +115,8 @@ def _bench():
         "commands.bench.measure.loader.resident_bytes": lambda: 300 << 20,
         "commands.bench.measure.loader.ceilings": SimpleNamespace(
             measure_ceilings=lambda device, precision, **_: Ceilings(
-                device=str(device), threads=1, caches=(), seconds=0.5, reads=(reads,),
-                matrices=(MatrixRate(dtype=precision.products, flops_per_s=1e10),),
+                device=str(device), dtype=precision.dtype, threads=1, caches=(), seconds=0.5,
+                reads=(reads,), matrices=(MatrixRate(dtype=precision.products, flops_per_s=1e10),),
             )
         ),
         "commands.bench.measure.sweep.datetime":

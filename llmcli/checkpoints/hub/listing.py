@@ -19,6 +19,7 @@ from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
 from llmcli.checkpoints.split import models_of, part_names
 from llmcli.errors import WITHOUT_NETWORK, CheckpointError, LlmcliError, ModelNotFound, NetworkError
+from llmcli.records.numbers import did_you_mean
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # files read in addition to safetensors, if present
@@ -249,11 +250,11 @@ def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
         if part not in names:
             near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
             known = [group[0] for group in gguf_groups(names)]
-            hint = f"it has {listed(known)}" if known else "check its page on the hub"
-            if near:
-                hint = f"did you mean `{shown(f'hf:{model.repository}/{near[0]}', 200)}`?"
+            otherwise = f"it has {listed(known)}" if known else "check its page on the hub"
+            close = [shown(f"hf:{model.repository}/{name}", 200) for name in near]
             raise ModelNotFound(
-                f"`{shown(model.repository)}` has no file `{shown(part)}`", hint=hint
+                f"`{shown(model.repository)}` has no file `{shown(part)}`",
+                hint=did_you_mean(close, otherwise),
             )
     if models_of(parts, ".gguf"):
         return Choice(small=(), weights=parts, lone=True)

@@ -26,7 +26,7 @@ from llmcli.records.attention import (
     Metric,
     What,
 )
-from llmcli.records.numbers import spans
+from llmcli.records.numbers import did_you_mean, spans
 from llmcli.shell.inspection import FileOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
@@ -302,7 +302,7 @@ def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
             near = get_close_matches(name, by_name, 3, 0.5)
             raise UsageError(
                 f"`{option}`: there is no metric `{name}`",
-                hint=f"did you mean {' or '.join(near)}?" if near else f"of {', '.join(by_name)}",
+                hint=did_you_mean(near, f"the metrics are {', '.join(by_name)}"),
             )
         else:
             found[name] = by_name[name]

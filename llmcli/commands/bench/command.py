@@ -162,10 +162,10 @@ def _run(plan: Plan, out: Output) -> None:
         SIGNALS.check()
         write(format.row(row))
 
-    def on_ceilings(ceilings: Ceilings, products: str) -> None:
+    def on_ceilings(ceilings: Ceilings) -> None:
         if plan.runs.verbose:
             words = ", ".join(ceiling_words(ceilings))
-            out.note(f"ceilings ({ceilings.device}, {products}): {words}")
+            out.note(f"ceilings ({ceilings.device}, {ceilings.dtype}): {words}")
 
     with EngineLoader(plan, out, status, on_ceilings) as loader:
         write(format.head)

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
-
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
@@ -80,7 +78,7 @@ def command(
     model: ModelOptions,
     draft: DraftOptions,
     output: OutputOptions,
-    ctx: typer.Context,
+    ctx: Any,
 ) -> None:
     """A conversation with a model, turn by turn, through its own chat template.
 

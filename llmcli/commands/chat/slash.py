@@ -16,7 +16,7 @@ from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
 from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
-from llmcli.records.numbers import counted
+from llmcli.records.numbers import counted, did_you_mean
 from llmcli.records.ranges import SAMPLING
 from llmcli.shell.conversations import check_replaceable
 from llmcli.shell.encoding import value_of
@@ -70,7 +70,7 @@ def dispatch(chat: Chat, line: str) -> NextLine | None:
         setting = name.replace("-", "_")
         if (setting := ALIASES.get(setting, setting)) in NAMES:
             near = [f"set {setting}"]
-        hint = f"did you mean `/{near[0]}`?" if near else "`/help` lists the commands;"
+        hint = did_you_mean([f"/{one}" for one in near], "`/help` lists the commands;")
         hint += " `//…` says `/…` to the model"
         raise UsageError(f"unknown command `/{one_line(name)}`", hint=hint)
     return command.run(chat, argument.strip())

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
 from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES, WITHIN_QUOTA
 from llmcli.commands.env.report import (
     ConfigurationProblem,
@@ -31,7 +29,7 @@ TOLERANT = True  # of a configuration file that is wrong: it is reported
 _FIELDS = {"weights": "random_weights"}  # options with another name than their setting
 
 
-def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context) -> None:
+def command(model: ModelOptions, output: PagedOutputOptions, ctx: Any) -> None:
     """This machine and its software, and where each setting comes from.
 
     The header is included in every measured result. Options given here, and those set in the

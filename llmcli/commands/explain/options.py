@@ -17,6 +17,7 @@ from llmcli.graph.indexed import NumberRef
 from llmcli.graph.names import Names
 from llmcli.graph.plan import parameters, plan
 from llmcli.graph.spec import Call, Kind, TensorSpec
+from llmcli.records.numbers import did_you_mean
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
@@ -226,7 +227,7 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
         raise UsageError("an empty token", hint="put a token between the quotes, or give its id")
     spaced = f" {text}"
     if not text.startswith(" ") and len(tokenizer.encode(spaced, add_bos=False)) == 1:
-        hint = f"did you mean `'{spaced}'`? a word in a text begins with its space"
+        hint = did_you_mean([f"'{spaced}'"]) + " a word in a text begins with its space"
     else:
         hint = "give one of them, or its id"
         if not text.startswith(" "):
@@ -257,7 +258,7 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
     close = [token for token in whole if token.strip() == text.strip()]
     close = close or get_close_matches(text, whole, 1)
     listed = ", ".join(f"{at} `{token}`" for at, token in enumerate(texts[:12]))
-    meant = f"did you mean `'{close[0]}'`? " if close else ""
+    meant = did_you_mean([f"'{close[0]}'"]) + " " if close else ""
     raise UsageError(
         f"no token of the prompt is `{text}`",
         hint=f"{meant}its tokens are {listed}{', …' if len(texts) > 12 else ''}",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-import typer
+from typing import Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import UsageError
 from llmcli.records.ranges import Range
@@ -142,7 +140,7 @@ def command(
     model: ModelOptions,
     draft: DraftOptions,
     output: GenerateOutputOptions,
-    ctx: typer.Context,
+    ctx: Any,
 ) -> None:
     """Generate text with a model, token by token.
 

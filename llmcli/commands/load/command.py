@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.records.document import checks_document, members
+from llmcli.records.numbers import did_you_mean
 from llmcli.records.work import LoadTimings
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
@@ -82,7 +83,7 @@ def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerEntry]:
             near = [re.sub(r"^blocks\.\d+\.", "blocks.*.", name) for name in ends[:1]]
         raise UsageError(
             f"no parameter and no tensor is called `{pattern}`",
-            hint=f"did you mean `{near[0]}`?" if near else f"for example `{names[0]}`",
+            hint=did_you_mean(near, f"for example `{names[0]}`"),
         )
     return found
 

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import typer
-
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, UsageError
 from llmcli.records.document import members
 from llmcli.records.models import (
@@ -179,7 +177,7 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
         done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""
         raise SIGNALS.stopped(reported=out.json, where=done)
     if first is not None:
-        raise typer.Exit(first.code)  # each has its line
+        raise SystemExit(first.code)  # each has its line
 
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:

@@ -194,7 +194,7 @@ def _number(value: float, why: str = "") -> str:
     if math.isnan(value):
         return f"undefined{why}"
     if math.isinf(value):
-        return "infinite"
+        return str(value)  # `inf`, `-inf`, as in the table
     digits = len(str(int(abs(value))))
     return f"{value:.6g}" if digits > 9 else f"{value:.{min(4, max(0, 6 - digits))}f}"
 

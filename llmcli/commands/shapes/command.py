@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
+from llmcli.records.numbers import did_you_mean
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
@@ -245,7 +246,7 @@ def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> 
         otherwise = 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`'
         raise UsageError(
             f"the file has no tensor `{wanted}`",
-            hint=f"did you mean `{near[0]}`?" if near else otherwise,
+            hint=did_you_mean(near, otherwise),
         )
     if not out.json:
         out.note("there is no config.json beside the file: these are its tensors as stored")

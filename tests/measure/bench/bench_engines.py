@@ -36,8 +36,8 @@ def info(engine="llmcli", **other):
 
 
 CEILINGS = Ceilings(
-    device="cpu", threads=1, seconds=1.0, caches=(Cache(level="L2", bytes=100_000),),
-    reads=(
+    device="cpu", dtype="float32", threads=1, seconds=1.0,
+    caches=(Cache(level="L2", bytes=100_000),), reads=(
         ReadRate(nbytes=50_000, bytes_per_s=4e9, level="L2"),
         ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory"),
     ),

@@ -2,6 +2,7 @@
 
 import gc
 from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -328,6 +329,15 @@ def test_what_was_whole_before_an_interrupt_is_reported(calls):
         checks = {"adds_up", "marks", "flops", "same"} if whole else set()
         assert {check.name for check in report.checks} == checks
         assert red(report.checks) <= {"adds_up"}
+
+
+@pytest.mark.parametrize("step", ["part_times", "timing_checks"])
+def test_an_interrupt_while_the_times_are_added_up_loses_none(monkeypatch, step):
+    once = Mock(wraps=getattr(timing_run, step), side_effect=[KeyboardInterrupt, *2 * [DEFAULT]])
+    monkeypatch.setattr(timing_run, step, once)
+    report = timed(small("llama"), pairs=2)
+    assert report.interrupted
+    assert [len(phase.overhead.ratios) for phase in report.phases] == [2, 2]
 
 
 def test_bytes_of_experts_are_those_that_ran():

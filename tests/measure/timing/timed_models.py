@@ -10,7 +10,7 @@ from llmcli.records.machine import Cache, Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 CEILINGS = Ceilings(
-    device="cpu", threads=1, seconds=0.0, start_s=2e-6,
+    device="cpu", dtype="float32", threads=1, seconds=0.0, start_s=2e-6,
     caches=(Cache(level="L2", bytes=1 << 20), Cache(level="L3", bytes=16 << 20)),
     reads=(
         ReadRate(nbytes=1 << 20, bytes_per_s=100e9, level="L2"),

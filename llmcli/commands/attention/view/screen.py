@@ -281,7 +281,7 @@ def render_states(report: StatesReport, title: str) -> RenderableType:
     """The model's line, and a table for each layer."""
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     new = len(report.tokens) - report.prompt_tokens
-    words = [f"{len(report.tokens)} tokens" + (f", {new} of them generated" if new else "")]
+    words = [counted(len(report.tokens), "token") + (f", {new} of them generated" if new else "")]
     shown.append(Line([*words, f"states after {_listed(report.positions)}"], FAINT))
     for layer in report.layers:
         heading = f"layer {layer.layer} ({layer.kind}), a state of {layer.rows} × {layer.columns}"

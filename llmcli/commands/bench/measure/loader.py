@@ -92,8 +92,7 @@ class EngineLoader(ExitStack):
     A model stays for the next settings with the same device and arithmetic. `models` are those
     that were loaded, as documents describe them; headers that were fetched for shapes alone are
     removed at the end. `checks`, by model, device and weight format: whether the two engines
-    compute the same. `on_ceilings` receives the machine's, and the format of the products among
-    them.
+    compute the same. `on_ceilings` receives the machine's.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class EngineLoader(ExitStack):
         plan: Plan,
         out: Output,
         progress: Progress,
-        on_ceilings: Callable[[Ceilings, str], None],
+        on_ceilings: Callable[[Ceilings], None],
     ) -> None:
         super().__init__()
         self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
@@ -206,7 +205,7 @@ class EngineLoader(ExitStack):
             working_set=working_set,
             progress=self._progress,
         )
-        self._on_ceilings(found, precision.products)
+        self._on_ceilings(found)
         return found
 
     def _precision_options(self, settings: Settings) -> PrecisionOptions:

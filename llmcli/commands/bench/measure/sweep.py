@@ -18,20 +18,14 @@ from llmcli.commands.bench.report.comparison import Against
 from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.errors import (
-    LlmcliError,
-    OutOfMemory,
-    UsageError,
-    as_lacking,
-    as_out_of_memory,
-    first_line,
-)
+from llmcli.errors import LlmcliError, OutOfMemory, UsageError, as_out_of_memory, first_line
 from llmcli.measure.engines import Engine, WorkCounter, random_ids, timed_run
 from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.runs import in_turns, paired
 from llmcli.records.engines import BACKENDS, EngineInfo, EngineName, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings
+from llmcli.shell.exits import as_system_error
 
 OnStatus = Callable[[str], None]
 _HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
@@ -43,9 +37,9 @@ def failure(error: Exception) -> LlmcliError:
     Memory that is missing is OutOfMemory. Anything that is not ours is a bug here or in a peer:
     exit 1, the exception named.
     """
-    known = error if isinstance(error, LlmcliError) else None
+    known = error if isinstance(error, LlmcliError) else as_out_of_memory(error, hint=_HINT)
     words = f"internal error: {type(error).__name__}: {first_line(error)}"
-    found = known or as_out_of_memory(error, hint=_HINT) or as_lacking(error) or LlmcliError(words)
+    found = known or as_system_error(error) or LlmcliError(words)
     found.__traceback__ = found.__cause__ = found.__context__ = None  # their frames hold tensors
     return found
 

@@ -409,10 +409,10 @@ def _engine(info: EngineInfo) -> str:
 
 
 def _ceilings(measured: Sequence[Ceilings]) -> Iterator[str]:
-    """The ceilings of the roofline, with device and threads if there are several."""
+    """The ceilings of the roofline, with device, threads and dtype if there are several."""
     for one in measured:
-        where = f" ({one.device}, {counted(one.threads, 'thread')})" if len(measured) > 1 else ""
-        yield f"ceilings{where}: {', '.join(ceiling_summary(one))}"
+        of = f" ({one.device}, {counted(one.threads, 'thread')}, {one.dtype})"
+        yield f"ceilings{of * (len(measured) > 1)}: {', '.join(ceiling_summary(one))}"
 
 
 def against_notes(report: BenchReport) -> Iterator[str]:

@@ -36,6 +36,8 @@ _WIDTH_OF_FEW = 0.36  # of single numbers, as in norms and biases: 10⁴ times a
 _IMPLAUSIBLE = math.log(1e4)  # of log ρ beyond nine tenths of the blocks
 _SAMPLE = 4096  # blocks, evenly spaced, whose ρ stands for that of all
 _LARGEST = 1e15  # 32 squares of such are finite in float32
+_HOLE = 31  # blocks of zeros in a row: as many of float32 are within any page of 4096 bytes
+_HOLES = 8  # more runs of zeros, or more than a sixteenth of the rows, are the model's own
 _PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
 
@@ -54,10 +56,12 @@ def parameter_numbers(stored: Tensor, *, transposed: bool) -> Numbers:
     return replace(numbers, first_bad=(*bad[:-2], *bad[:-3:-1]))
 
 
-def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, list[str]] | None:
+def stored_numbers(
+    checkpoint: Checkpoint, info: TensorInfo
+) -> tuple[Numbers, list[str], list[str]] | None:
     """Statistics of a tensor as it is stored (a scale beside it left out), read in pieces.
 
-    And the places of blocks of outliers, where all numbers are real and finite. None
+    And the places of blocks of outliers, and of holes, where all numbers are real and finite. None
     for a format that has no decoder. Raises CheckpointError where the file has changed.
     """
     if not readable(info.format):
@@ -73,9 +77,13 @@ def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, l
             outliers.add(part)
     shape = (*info.shape, 2) if info.format == "C64" else info.shape
     numbers = _numbers(found, shape)
-    odd = outliers.found() if real and numbers.finite == numbers.count else []
-    places = [",".join(map(str, np.unravel_index(first, shape))) for first in odd]
-    return numbers, [f"`{info.name}[{place}]`" for place in places]
+    if not real or numbers.finite < numbers.count:
+        return numbers, [], []
+    odd, holes = (
+        [f"`{info.name}[{','.join(map(str, np.unravel_index(at, shape)))}]`" for at in places]
+        for places in (outliers.found(), outliers.holes())
+    )
+    return numbers, odd, holes
 
 
 def readable(format: str) -> bool:
@@ -133,6 +141,10 @@ class Outliers:
         self._seen = 0
         self._kept = torch.empty(3, 0, dtype=torch.float64)  # log √Σx², how it leans, which it is
         self._edges = (-math.inf, -math.inf)
+        self._zero = torch.zeros(1, dtype=torch.bool)  # whether the last block was
+        self._turns: list[Tensor] = []  # blocks where zeros begin, and end
+        aligned = self._size > 1 and columns % self._size == 0
+        self._most_runs = min(_HOLES, count // columns // 16) if aligned else 0
 
     def add(self, part: Tensor) -> None:
         """Add numbers, in whole blocks but for the last; what is not finite counts as large."""
@@ -145,6 +157,10 @@ class Outliers:
         if not bool(norms.sum().isfinite()):
             x = x.nan_to_num(0.0).clamp(-_LARGEST, _LARGEST)
             norms = torch.linalg.vector_norm(x, dim=1)
+        zero = norms == 0
+        turned = zero != torch.cat((self._zero, zero[:-1]))
+        self._turns.append(turned.nonzero().view(-1) + self._seen)
+        self._zero = zero[-1:]
         large = norms.log()
         lean = torch.zeros_like(large)
         if self._size > 1:  # r² = (Σ x)² ÷ n Σ x²
@@ -182,6 +198,22 @@ class Outliers:
         if not few and bool(usual.isfinite()):
             odd |= self._kept[0] > usual + _IMPLAUSIBLE
         return sorted((which[odd] * self._size).tolist())
+
+    def holes(self) -> list[int]:
+        """The first number of each run of zeros as parts of a file that were never written have.
+
+        Such a run begins within a row, and does more than fill that row up, as padding does. None
+        where runs other than whole rows (tokens that never occur) are many: weights were pruned.
+        """
+        if not self._most_runs:
+            return []
+        turns, row = torch.cat(self._turns), self._in_a_row
+        turns = torch.cat((turns, turns.new_tensor([self._blocks] * (len(turns) % 2))))
+        begin, end = turns.view(-1, 2).T
+        length, apart = end - begin, (begin % row > 0) & ((end % row > 0) | (end - begin > row))
+        runs = int((begin % row + end % row > 0).sum())
+        few = runs <= self._most_runs and 2 * int(length.sum()) < self._blocks
+        return list((begin[apart & (length >= _HOLE) & few] * self._size).tolist())
 
     def _rarity(self, values: Tensor, width: float) -> Tensor:
         """−log of the share of blocks that are expected beyond each value."""

@@ -47,6 +47,7 @@ from llmcli.text import Tokenizer, load_tokenizer
 SCANNING = "checking the numbers"
 NO_DIGEST = "no sha256 is known for these files, so small changes to a weight go undetected"
 _ALIKE = "no block of numbers is an outlier in its tensor"
+_HOLE = "from {} on there are only zeros for a while: this part of the file may be missing"
 # Two threads are 1.5× as fast on an idle machine; on a busy one they wait for each other after each
 # of thousands of small operations, and are many times slower.
 _THREADS = 1
@@ -128,7 +129,7 @@ def check_files(
             with stages("tokenizer"):
                 tokenizer, unread = _tokenizer(checkpoint)
         with stages("scan", checkpoint.tensor_bytes):
-            numbers, outliers = _tensors(checkpoint, progress)
+            numbers, outliers, holes = _tensors(checkpoint, progress)
         with stages("hash", checkpoint.nbytes):
             digests, differs, confirmed = digest_checks(checkpoint)
     return _report(
@@ -142,7 +143,11 @@ def check_files(
         unread=unread,
         faults=(not_finite(name, one) for name, one in numbers.items()),
         checks=[*digests, difference(OUTLIERS, _ALIKE, outliers)],
-        notes=[*differs, *(() if digests or differs else (NO_DIGEST,))],
+        notes=[
+            *differs,
+            *(_HOLE.format(where) for where in holes[:1]),
+            *(() if digests or differs else (NO_DIGEST,)),
+        ],
         numbers=numbers,
         confirmed=confirmed,
     )
@@ -213,22 +218,26 @@ def _parameters(model: Model, progress: Progress) -> dict[str, Numbers]:
     return found
 
 
-def _tensors(checkpoint: Checkpoint, progress: Progress) -> tuple[dict[str, Numbers], list[str]]:
+def _tensors(
+    checkpoint: Checkpoint, progress: Progress
+) -> tuple[dict[str, Numbers], list[str], list[str]]:
     """Statistics of each tensor as it is stored, but for those that cannot be read.
 
-    And the blocks that are outliers in their tensor.
+    And the blocks that are outliers in their tensor, and its holes.
     """
-    found, outliers, done, held = {}, list[str](), 0, checkpoint.tensor_bytes
+    found, outliers, holes = {}, list[str](), list[str]()
+    done, held = 0, checkpoint.tensor_bytes
     with devices.threads(_THREADS):
         for name, info in checkpoint.tensors.items():
             numbers = stored_numbers(checkpoint, info)
             if numbers is not None:
-                found[name], odd = numbers
+                found[name], odd, empty = numbers
                 outliers += odd
+                holes += empty
             done += info.nbytes
             progress(SCANNING, done, held)
     checkpoint.release()
-    return found, outliers
+    return found, outliers, holes
 
 
 def _report(

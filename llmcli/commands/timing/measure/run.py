@@ -6,7 +6,7 @@ Checks that the time adds up, that nothing is missing, and that no number is cha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median_low
@@ -205,11 +205,11 @@ class Workload:
 
 def time_phase(
     workload: Workload, name: Phase, until: StoppingRule, roof: Roofline, progress: Progress
-) -> PhaseTime:
+) -> tuple[Callable[[], PhaseTime], bool]:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
-    Of these the median instrumented run, part by part. Raises NotFinite, and KeyboardInterrupt
-    where no pair is complete by then.
+    Returns what computes of these the median instrumented run, part by part, and whether they were
+    interrupted. Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
     """
     device, config = workload.model.device, workload.model.config
     clock, model = clock_for(device), graph(config)
@@ -248,35 +248,40 @@ def time_phase(
         if not watched_s:
             raise
         interrupted = True
-    marks, order = kept.median, in_order(model)
-    works = cost_by_part(config, workload.calls(name), precision=workload.precision, ran=experts)
-    run, products = tuple(pieces(marks, model)), [*workload.products(name)]
-    parts = part_times(run, works, operations, order)
-    totals = over_layers(parts, order)
-    by_rows = {False: 0.0, True: 0.0}  # seconds of products with one row, and with more
-    for piece in run:
-        if 0 <= piece.call < len(products) and (work := products[piece.call].get(piece.place)):
-            by_rows[work.gemm > 0] += piece.seconds
-    bare_s = bare_s[: len(watched_s)]
-    return PhaseTime(
-        name=name,
-        tokens=len(workload.ids) if name == "prefill" else workload.new_tokens,
-        past=0 if name == "prefill" else len(workload.ids),
-        calls=len(products),
-        seconds=marks.wall_s,
-        bare_s=median_low(bare_s),
-        parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
-        totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
-        work=total(works),
-        overhead=Overhead.of(watched_s, bare_s),
-        peak=peak.nbytes,
-        gemv_s=by_rows[False],
-        gemm_s=by_rows[True],
-        pieces=run,
-        marks=marks.names,
-        unlike=unlike,
-        interrupted=interrupted,
-    )
+    del bare_s[len(watched_s) :]
+
+    def phase() -> PhaseTime:
+        marks, order = kept.median, in_order(model)
+        calls, precision = workload.calls(name), workload.precision
+        works = cost_by_part(config, calls, precision=precision, ran=experts)
+        run, products = tuple(pieces(marks, model)), [*workload.products(name)]
+        parts = part_times(run, works, operations, order)
+        totals = over_layers(parts, order)
+        by_rows = {False: 0.0, True: 0.0}  # seconds of products with one row, and with more
+        for piece in run:
+            if 0 <= piece.call < len(products) and (work := products[piece.call].get(piece.place)):
+                by_rows[work.gemm > 0] += piece.seconds
+        return PhaseTime(
+            name=name,
+            tokens=len(workload.ids) if name == "prefill" else workload.new_tokens,
+            past=0 if name == "prefill" else len(workload.ids),
+            calls=len(products),
+            seconds=marks.wall_s,
+            bare_s=median_low(bare_s),
+            parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
+            totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
+            work=total(works),
+            overhead=Overhead.of(watched_s, bare_s),
+            peak=peak.nbytes,
+            gemv_s=by_rows[False],
+            gemm_s=by_rows[True],
+            pieces=run,
+            marks=marks.names,
+            unlike=unlike,
+            interrupted=interrupted,
+        )
+
+    return phase, interrupted
 
 
 def measure_timing(
@@ -301,7 +306,7 @@ def measure_timing(
     workload = Workload(model, ids, new_tokens)
     precision, working_set = workload.precision, workload.working_set
     roof = Roofline(ceilings=ceilings, precision=precision, working_set=working_set)
-    times: list[PhaseTime] = []
+    found: list[Callable[[], PhaseTime]] = []
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
     try:
@@ -310,31 +315,40 @@ def measure_timing(
                 # what one phase leaves of its time is the next one's
                 end = begin + LIMIT_S * number / len(phases)
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
-                times.append(time_phase(workload, name, until, roof, progress))
-                if interrupted := times[-1].interrupted:
+                phase, interrupted = time_phase(workload, name, until, roof, progress)
+                found.append(phase)
+                if interrupted:
                     break
     except KeyboardInterrupt:
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
-    peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
-    checks, estimated = timing_checks(workload, times), workload.estimated
-    if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
-        checks += memory_check(base, peak, estimated)
-    return TimingReport(
-        prompt_tokens=len(ids),
-        dtype=precision.dtype,
-        stages=tuple(stages),
-        phases=tuple(times),
-        ceilings=ceilings,
-        base=base,
-        peak=peak,
-        estimated=estimated,
-        weight_bytes=model.weight_bytes,
-        working_set=workload.working_set,
-        machine_load=load,
-        checks=checks,
-        interrupted=interrupted,
-    )
+
+    def report(interrupted: bool) -> TimingReport:
+        times = [phase() for phase in found]
+        peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
+        checks, estimated = timing_checks(workload, times), workload.estimated
+        if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
+            checks += memory_check(base, peak, estimated)
+        return TimingReport(
+            prompt_tokens=len(ids),
+            dtype=precision.dtype,
+            stages=tuple(stages),
+            phases=tuple(times),
+            ceilings=ceilings,
+            base=base,
+            peak=peak,
+            estimated=estimated,
+            weight_bytes=model.weight_bytes,
+            working_set=working_set,
+            machine_load=load,
+            checks=checks,
+            interrupted=interrupted,
+        )
+
+    try:
+        return report(interrupted)
+    except KeyboardInterrupt:  # again: nothing that was measured is lost
+        return report(True)
 
 
 def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[ViewCheck, ...]:
