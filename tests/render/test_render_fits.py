@@ -9,17 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from attention_reports import (
-    BAD,
-    GOOD,
-    LABELS,
-    METRICS,
-    head,
-    matrix,
-    pair,
-    pattern,
-    report,
-)
+from attention_reports import BAD, GOOD, LABELS, METRICS, head, matrix, pair, pattern, report
 from drawn import changes, lines_of, shown
 from files_reports import experts_report, lens_report
 from rich.cells import cell_len

@@ -27,12 +27,7 @@ from unplanned.family import CONFIGS, register
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import open_model
 from llmcli.commands.bench.report.row import BuildInfo
-from llmcli.commands.selftest.report import (
-    GroupResult,
-    MemoryResult,
-    RateResult,
-    SelftestReport,
-)
+from llmcli.commands.selftest.report import GroupResult, MemoryResult, RateResult, SelftestReport
 from llmcli.commands.timing.report import Stage
 from llmcli.records.document import ViewCheck
 from llmcli.records.machine import Ceilings, Environment, MatrixRate, ReadRate
