@@ -79,13 +79,15 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, statistics: bool)
     """The rows, with their `statistics` at every width; which numbers are not finite is always."""
     bad = [_bad(line.numbers) for line in lines]
     faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
+    done = [_done(line, line.dtype or dtype) for line in lines]
+    what = [Column("what was done" if dtype else "conversion", right=False, drop=3)]
     columns = [
         Column("parameter", right=False),
         Column("tensor", right=False, drop=1),
         *faults,
         Column("stored", right=False, drop=2),
         Column("in the file", drop=8, below=statistics),
-        Column("what was done" if dtype else "conversion", right=False, drop=3),
+        *(what if any(done) else []),
         Column("mean", drop=7, labelled=True, below=statistics),
         Column("std", drop=6, labelled=True, below=statistics),
         Column("min", drop=5, labelled=True, below=statistics),
@@ -93,12 +95,12 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, statistics: bool)
         Column("zeros", drop=7, labelled=True, below=statistics),
     ]
     rows = []
-    for line, words in zip(lines, bad, strict=True):
+    for line, words, operations in zip(lines, bad, done, strict=True):
         style = WRONG if words else "" if line.parameter else FAINT
         times = f" × {line.tensors}" if line.tensors > 1 else ""
         stored = f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
         cells = [line.parameter or "–", line.source, *([words] if faults else [])]
-        cells += [stored, size(line.bytes), _done(line, line.dtype or dtype)]
+        cells += [stored, size(line.bytes), *([operations] if any(done) else [])]
         if (one := line.numbers) is None:
             cells += [""] * 5
         else:
@@ -110,11 +112,12 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, statistics: bool)
 
 
 def _done(line: LedgerEntry, dtype: str | None) -> str:
+    """The operations on a tensor, or why it is not used; empty if it is taken as it is."""
     if not line.parameter:
         return line.reason or ""
     done = ("dequantized", *line.operations) if line.dequantized else line.operations
     if dtype is None or line.stored in (dtype, SHORT.get(dtype)):
-        return ", ".join(done) or "as it is"
+        return ", ".join(done)
     if dtype not in SHORT:  # a block format
         return ", ".join((*done, f"quantized to {dtype}"))
     return ", ".join(done) or f"to {dtype}"
