@@ -39,15 +39,11 @@ def test_states_of_one_name_are_refused_with_what_they_hold():
         random_decoder(llama(beside))
 
 
-def test_sizes_of_one_letter_are_refused_where_they_differ():
-    """One would silently be built as large as the other."""
+def test_what_would_silently_be_built_otherwise_is_refused():
+    """One size of a letter for another; logits that are scaled and capped, as nothing does both."""
     plain = replace(GATED, hidden=GATED.hidden + 2)
     with pytest.raises(ValueError, match="`F` is 30 and 32"):
         random_decoder(llama(block(branch(ATTENTION), branch(GATED), branch(plain))))
-
-
-def test_logits_are_scaled_or_capped():
-    """Neither the graph nor the decoder does both: one would silently be left out."""
     with pytest.raises(ValueError, match="either scaled or capped"):
         HeadConfig(tied=True, scale=2.0, cap=30.0)
 
@@ -78,16 +74,12 @@ def wrong(model, nodes, *, chained):
 
 @pytest.mark.parametrize("name", covered(MODELS))
 def test_what_the_decoder_emits_is_what_the_nodes_make(name):
+    """Their operations read what comes before them, and every parameter."""
     model = random_model(MODELS[name])
     graph = Graph(model.config)
     assert list(filter(graph.written, graph.nodes)) == list(run(model)[1])
     assert wrong(model, graph.nodes, chained=False) == {}
     assert wrong(model, graph.nodes, chained=True) == {}
-
-
-@pytest.mark.parametrize("name", covered(MODELS))
-def test_ops_read_what_comes_before_them_and_every_parameter(name):
-    graph = Graph(MODELS[name])
     before, used = set(), set()
     for node in graph.nodes.values():
         assert set(node.op.inputs) <= before, node.name

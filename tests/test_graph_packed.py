@@ -79,6 +79,7 @@ def wrong_in_a_chain(model, nodes):
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_what_a_packed_model_emits_is_what_the_nodes_make(name):
+    """A product is off by no more than its float32 sums can be."""
     model = packed_model(name)
     graph = Graph(model.config)
     _, emitted = run(model)
@@ -88,13 +89,7 @@ def test_what_a_packed_model_emits_is_what_the_nodes_make(name):
         assert tensor.dtype == (torch.int64 if graph[one].integer else wanted), one
     assert wrong(model, graph.nodes) == {}
     assert wrong_in_a_chain(model, graph.nodes) == {}
-
-
-@pytest.mark.parametrize("name", IN_BLOCKS)
-def test_a_product_is_off_by_no_more_than_its_float32_sums_can_be(name):
-    model = packed_model(name)
-    kernel = kernel_of(model, Graph(model.config).nodes)
-    seen = 0
+    kernel, seen = kernel_of(model, graph.nodes), 0
     for name, rule in kernel.rules.items():
         weight = isinstance(rule.op, Project) and model.decoder.weight(rule.op.weight)
         if not isinstance(weight, Packed):

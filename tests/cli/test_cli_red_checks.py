@@ -130,7 +130,8 @@ def test_a_loaded_machine_is_said(ladder, others_take):
     assert ladder("--rung", "7").err == ladder("--rung", "7", "--json").err == words
 
 
-def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
+def test_a_wrong_rung_fails_and_is_still_shown_in_red(ladder, monkeypatch):
+    """Its difference in the table and the verdict below; the rung before it is green."""
     rung_4_times_1_01(monkeypatch, None)
     result = ladder("--rung", "3-4")
     assert result.code == 1
@@ -139,11 +140,6 @@ def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
     failed = ladder("--rung", "3-4", "--json")
     assert failed.code == 1
     assert failed.json()["ok"] is False  # one document, and it says so
-
-
-def test_a_wrong_rung_is_red(ladder, monkeypatch):
-    """Its difference in the table and the verdict below; the rung before it is green."""
-    rung_4_times_1_01(monkeypatch, None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
     out = ladder("--rung", "2-4", "--no-pager").out

@@ -170,13 +170,18 @@ for ignored in (True, False):
         ("\n<eos>", "thea\n", 5),
     ):  # fmt: skip
         ENDS.append((MARKS, {"stop": [stop], "ignore_eos": ignored}, shown, count, "stop"))
+ENDS += [  # what comes with each token
+    ((TH, EOS), {"stop": ["the"]}, ["", "th"], 2, "eos"),  # held text comes at the end
+    ((TH,), {"stop": ["ththx"], "limit": 2}, ["", "thth"], 2, "length"),
+    ((*EURO, EOS), {}, ["", "", "€", ""], 4, "eos"),  # characters come whole
+]
 
 
 @pytest.mark.parametrize(("steps", "options", "shown", "count", "finish"), ENDS)
 def test_how_a_text_ends(steps, options, shown, count, finish):
     tokens = run(fake_model(script(*steps)), [[0]], **options)[0]
     assert ids(tokens) == [*steps, *steps[-1:] * count][:count]
-    assert text(tokens) == shown
+    assert shown in (text(tokens), [token.text for token in tokens])
     assert [token.finish for token in tokens] == [*[None] * (count - 1), finish]
 
 
@@ -185,17 +190,6 @@ def test_an_end_token_with_text_is_not_printed():
     model.eos_ids = frozenset({105})
     tokens = run(model, [[0]])[0]
     assert (ids(tokens), text(tokens), tokens[-1].finish) == ([104, 105], "h", "eos")
-
-
-@pytest.mark.parametrize(("steps", "options", "texts"), [
-    ((TH, EOS), {"stop": ["the"]}, ["", "th"]),  # held text comes at the end
-    ((TH,), {"stop": ["ththx"], "limit": 2}, ["", "thth"]),
-    ((*EURO, EOS), {}, ["", "", "€", ""]),  # characters come whole
-])  # fmt: skip
-def test_when_text_comes(steps, options, texts):
-    tokens = run(fake_model(script(*steps)), [[0]], **options)[0]
-    assert [token.text for token in tokens] == texts
-    assert tokens[-1].finish == ("length" if "limit" in options else "eos")
 
 
 def test_without_a_tokenizer_there_are_ids_only():
@@ -357,7 +351,7 @@ def matched(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     return text + matcher.finish(), matcher.stopped
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     pieces=st.lists(st.text("ab<>", max_size=4), max_size=10),
     stops=st.lists(st.text("ab<>", min_size=1, max_size=4), max_size=3),
@@ -366,14 +360,7 @@ def test_any_cut_of_the_text_stops_at_the_same_place(pieces, stops):
     expected = oracle("".join(pieces), stops)
     assert matched(pieces, stops) == expected
     assert matched(list("".join(pieces)), stops) == expected
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    pieces=st.lists(st.text("ab", max_size=3), max_size=10),
-    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-)
-def test_only_what_may_begin_a_stop_string_is_held_back(pieces, stops):
+    # only what may begin a stop string is held back
     matcher = StopMatcher(stops)
     seen = shown = ""
     for piece in pieces:

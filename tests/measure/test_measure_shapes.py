@@ -82,7 +82,7 @@ class Hook(TorchDispatchMode):
 calls = st.tuples(st.integers(1, 2), st.integers(1, 5), st.sampled_from(DTYPES))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(models(), calls)
 def test_every_row_is_what_an_independent_hook_saw(config, call):
     """In both phases each tensor that is shown came, as it is described, from an operation."""
@@ -107,6 +107,7 @@ def test_every_row_is_what_an_independent_hook_saw(config, call):
             assert what in came, name
             assert (tensor.shape, tensor.dtype) == (what.shape, what.dtype), name
             assert tensor.bytes == emitted[name].numel() * emitted[name].element_size()
+    assert departures(model, batch, tokens) == {}
 
 
 @settings(max_examples=15, deadline=None)
@@ -135,13 +136,6 @@ def test_the_same_tensors_come_in_that_order_when_nobody_looks(config, call):
 @pytest.mark.parametrize(("name", "dtype"), in_turn(covered(MODELS), DTYPES))
 def test_a_run_has_what_is_planned(name, dtype):
     assert departures(random_model(MODELS[name], dtype)) == {}
-
-
-@settings(max_examples=50)
-@given(models(), calls)
-def test_a_run_of_any_model_has_what_is_planned(config, call):
-    batch, tokens, dtype = call
-    assert departures(random_model(config, dtype), batch, tokens) == {}
 
 
 def broken_norm(observed, self, x, step):

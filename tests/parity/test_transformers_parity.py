@@ -57,16 +57,6 @@ def pieces(size, total=PROMPT):
     return [min(size, total - start) for start in range(0, total, size)]
 
 
-@pytest.mark.parametrize("name", crossed(ALL))
-def test_the_reference_really_is_float64(name, references):
-    reference = references(name, "float64")  # made here: what loads it is not looked at
-    ids = prompt(tokens=PROMPT if variant(name).history else 70)
-    with OnlyFloat64() as watch:
-        reference_logprobs(reference, ids)
-    assert watch.seen > 50
-    assert watch.offenders == []
-
-
 def test_the_watch_sees_the_casts_of_transformers(references):
     with OnlyFloat64() as watch:
         references("llama-gqa3", "float64")(prompt(tokens=9))
@@ -74,11 +64,18 @@ def test_the_watch_sees_the_casts_of_transformers(references):
 
 
 @pytest.mark.parametrize("name", crossed(ALL))
-def test_ours_really_is_float64(name, models):
+def test_ours_really_is_float64(name, models, references):
+    """And so is the reference. What loads them is not looked at."""
     decoder = models(name, "float64").decoder
     with OnlyFloat64() as watch:
         logprobs(decoder, prompt(), [PROMPT - 1, 1])
     assert watch.seen > 30
+    assert watch.offenders == []
+    ids = prompt(tokens=PROMPT if variant(name).history else 70)
+    reference = references(name, "float64")
+    with OnlyFloat64() as watch:
+        reference_logprobs(reference, ids)
+    assert watch.seen > 50
     assert watch.offenders == []
 
 
@@ -168,15 +165,11 @@ def margin(scores, count):
 
 
 @pytest.mark.parametrize("name", crossed(PLAIN))
-def test_in_pieces(name, models, expected_rows):
-    """Two rows; the keys of more than a block of 256 slots are read in the next test."""
+def test_in_pieces_and_token_by_token(name, models, expected, expected_rows):
+    """Two rows; the keys of more than a block of 256 slots are read token by token."""
     for size in (7, 64):
         ours = logprobs(models(name, "float64").decoder, ROWS[:2, :150], pieces(size, 150))
         assert difference(ours, expected_rows(name)[:2, :150]) < 1e-9
-
-
-@pytest.mark.parametrize("name", crossed(PLAIN))
-def test_a_prompt_then_token_by_token(name, models, expected):
     for dtype, tolerance in TOLERANCE.items():
         ours = logprobs(models(name, dtype).decoder, prompt(), [PROMPT - 20] + [1] * 20)
         off = difference(ours, expected(name, dtype))

@@ -66,13 +66,10 @@ def assert_same_bits(found, expected):
 
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 def test_other_readers_find_the_same_bits_and_the_metadata(kind, tmp_path):
+    """The size is known before."""
     data = written(kind, ARRAYS)
     assert_same_bits(read(kind, data), ARRAYS)
     assert metadata_of(kind, data, tmp_path) == METADATA
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "npz"])
-def test_the_size_is_known_before(kind):
     arrays = {f"blocks.{i}.attn.pattern": np.ones((9, 40, 40), np.float32) for i in range(4)}
     estimate = array_file_size(kind, plan_of(arrays), METADATA)
     assert len(written(kind, arrays)) == pytest.approx(estimate, rel=0.01)

@@ -353,13 +353,7 @@ def test_a_broken_pair_is_one_clear_error(tmp_path, name, content):
         from_directory(tmp_path, config=config)
 
 
-def test_an_added_token_without_text_is_named_by_its_id(tmp_path):
-    config = write_pair(tmp_path, {}, "gpt2", {"added_tokens.json": {"": 900}})
-    with clear_error("the added token `900` has no text"):
-        from_directory(tmp_path, config=config)
-
-
-def test_files_that_are_too_large_or_alone(tmp_path):
+def test_files_that_are_too_large_or_alone_and_an_added_token_without_text(tmp_path):
     config = write_pair(tmp_path, {}, "gpt2", {})
     for name in ("vocab.json", "merges.txt"):
         kept = (tmp_path / name).read_bytes()
@@ -371,6 +365,9 @@ def test_files_that_are_too_large_or_alone(tmp_path):
             with pytest.raises(UnsupportedModel, match=r"only tokenizer is `vocab\.json`"):
                 from_directory(tmp_path, config=config)
         (tmp_path / name).write_bytes(kept)
+    (tmp_path / "added_tokens.json").write_text('{"": 900}')
+    with clear_error("the added token `900` has no text"):
+        from_directory(tmp_path, config=config)
 
 
 # texts in parts

@@ -49,6 +49,10 @@ def test_it_says_what_it_is(lying, dtype):
     assert weight.nbytes == N * K * dtype.itemsize
     vector = Dense(torch.zeros(K, dtype=dtype))
     assert (vector.shape, vector.nbytes) == ((K,), K * dtype.itemsize)
+    wide = numbers(5, K, dtype=torch.float64, seed=1)  # what its products see makes the same ones
+    x = wide.to(dtype)
+    assert weight.quantized_input(x) is x
+    assert torch.equal(weight.quantized_input(wide), x)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -69,29 +73,17 @@ def test_its_products_are_bit_for_bit_those_of_the_tensor(lying, dtype, rows, pr
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_looked_up_exactly_and_wide(lying, dtype):
+    """Dense, they are a view in their own dtype and a copy in another."""
     weight, ids = lying(dtype), torch.tensor([[0, N - 1, 3], [3, 3, 1]])
     rows = weight.rows(ids)
     assert rows.dtype == torch.promote_types(dtype, torch.float32)
     assert torch.equal(rows, weight.tensor[ids].to(rows.dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_is_a_view_in_its_own_dtype_and_a_copy_in_another(lying, dtype):
-    weight = lying(dtype)
     for rows in (slice(None), slice(3, 11), slice(25, 99)):
         own = weight.dense(rows=rows)
         assert torch.equal(own, weight.tensor[rows])
         assert own.untyped_storage().data_ptr() == weight.tensor.untyped_storage().data_ptr()
         for other in DTYPES:
             assert torch.equal(weight.dense(other, rows=rows), own.to(other))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_its_products_see_makes_the_same_products(lying, dtype):
-    weight, wide = lying(dtype), numbers(5, K, dtype=torch.float64, seed=1)
-    x = wide.to(dtype)
-    assert weight.quantized_input(x) is x
-    assert torch.equal(weight.quantized_input(wide), x)
 
 
 def test_parts_of_one_product_are_views_of_it(lying):

@@ -91,7 +91,7 @@ def test_phases_say_what_they_ran():
         assert alone.name == phase.name
 
 
-def test_the_peak_is_that_of_stages_and_phases():
+def test_the_peak_is_that_of_stages_and_phases_and_the_working_set_grows_with_keys():
     model = small("llama")
     report = timed(model)
     peaks = [phase.peak for phase in report.phases if phase.peak is not None]
@@ -101,6 +101,10 @@ def test_the_peak_is_that_of_stages_and_phases():
         model, [1, 2], 1, pairs=1, ceilings=CEILINGS, stages=stages, base=7,
     )  # fmt: skip
     assert (report.peak, report.base, report.stages) == (stages[0].peak, 7, stages)
+    layer = model.config.layers[0].attention
+    key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
+    long, short = (Workload(model, [1] * n, 0).working_set for n in (30, 10))
+    assert long - short == 20 * key
 
 
 def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls():
@@ -147,14 +151,6 @@ def test_pairs_begin_with_either_run_in_turns_and_the_collector_is_off(calls):
     warm = [bare, clocked, (OperationCount, False)]
     assert calls.seen == [*warm, bare, clocked, clocked, bare, bare, clocked]
     assert gc.isenabled()
-
-
-def test_the_working_set_grows_with_the_keys_that_are_read():
-    model = small("llama")
-    layer = model.config.layers[0].attention
-    key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
-    long, short = (Workload(model, [1] * n, 0).working_set for n in (30, 10))
-    assert long - short == 20 * key
 
 
 @pytest.fixture
