@@ -293,7 +293,7 @@ def test_the_ledger_says_to_which_dtype_wide_ones_were_converted(folder):
     console = Console(width=200, file=io.StringIO())
     console.print(render_load(report, "model", report.rows))
     rows = {line.split()[0]: line for line in console.file.getvalue().splitlines() if line.strip()}
-    assert "as it is" in rows["blocks.{0-1}.ln1.w"]
+    assert "to " not in rows["blocks.{0-1}.ln1.w"]
     assert "to bfloat16" in rows["blocks.{0-1}.mlp.W_up"]
 
 
