@@ -15,7 +15,6 @@ import fcntl
 import io
 import os
 import re
-import secrets
 import shlex
 import shutil
 import stat
@@ -25,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
@@ -149,6 +147,8 @@ def page_to_open(command: str) -> str:
 
     The page stays, for the browser reads it later; without one the directory goes with the process.
     """
+    from tempfile import mkdtemp
+
     folder = mkdtemp(prefix=f"llmcli-{command}-")
 
     def remove_empty() -> None:
@@ -204,6 +204,8 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
     Raises WriteFailed, with the system's reason, for any error of the file, inside the block too;
     other exceptions pass through.
     """
+    from tempfile import TemporaryDirectory
+
     from llmcli.checkpoints.files import put
 
     target = _target(path)
@@ -235,7 +237,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 def _partial(folder: Path) -> tuple[Path, int]:
     """A new empty file in `folder`, and a descriptor that locks it until it is closed."""
     while True:
-        path = folder / f".llmcli-{secrets.token_hex(6)}.part"
+        path = folder / f".llmcli-{os.urandom(6).hex()}.part"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -10,8 +10,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.measure.machine import environment
-from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
 from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
@@ -54,6 +52,8 @@ def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 
 def header(*models: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a document: the first of the models that ran, and what computed all of them."""
+    from llmcli.measure.machine import environment
+
     model = models[0] if models else None
     return {"model": model, "environment": environment(kernels=_kernels_of(*models))}
 
@@ -306,6 +306,8 @@ def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
 
 def unloaded_model(checkpoint: Checkpoint, place: str) -> dict[str, Any]:
     """The `model` object of documents about the files alone: see `Model.describe`."""
+    from llmcli.records.info import NO_FORMATS
+
     return {
         "name": checkpoint.name,
         "path": place,
