@@ -256,9 +256,9 @@ def usage_error(exception: Any) -> UsageError:
             return unknown_option(option, context)
         if message.endswith("requires an argument"):
             message = f"`{option}` takes a value"
-            for own in listed(context.command.params):
-                if option in own.opts and own.conversion.choices:
-                    hint = f"choose one of {', '.join(own.conversion.choices)}"
+            named = (own for own in listed(context.command.params) if option in own.opts)
+            if choices := next((own.conversion.choices for own in named), ()):
+                hint = f"choose one of {', '.join(choices)}"
     extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
     if extra:
         split = "" if context is None else _split_index(context)

@@ -131,6 +131,7 @@ class GivenPromptOptions:
         None,
         "-f --file PATH",
         "Read the text from a file (`-`: stdin). A .json file with `messages` is a conversation.",
+        once=True,
     )
     ids: str | None = opt(
         None,

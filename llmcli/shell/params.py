@@ -42,7 +42,8 @@ class Declared:
     cannot set it. `needs`: at least one of these has to be given as well, `excludes`: none of
     these, by their names (`PROMPT` for a positional argument); `--what=state` and
     `--temperature!=0.0`: the value decides. An option is given if it differs from its default. What
-    the configuration file sets yields to what excludes it.
+    the configuration file sets yields to what excludes it. `once`: it cannot be given twice; of
+    other options with one value the last one counts.
     """
 
     names: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class Declared:
     hidden: bool = False
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
+    once: bool = False
 
     @property
     def display(self) -> str:
@@ -77,6 +79,7 @@ def opt(
     hidden: bool = False,
     needs: tuple[str, ...] = (),
     excludes: tuple[str, ...] = (),
+    once: bool = False,
 ) -> Any:
     """A field of a dataclass of options, such as `opt(256, "-n --max N", "Most tokens.")`.
 
@@ -98,6 +101,7 @@ def opt(
         hidden=hidden,
         needs=needs,
         excludes=excludes,
+        once=once,
     )
     return field(default=default, metadata={"declared": declared})
 
@@ -222,7 +226,7 @@ class Option(TyperOption):
     def __init__(self, name: str, declared: Declared, **settings: Any) -> None:
         self.conversion = Conversion.of(declared.type, declared.range)
         self.display, self.aliases = declared.display, declared.aliases
-        self.excludes = declared.excludes
+        self.excludes, self.once = declared.excludes, declared.once
         super().__init__(
             param_decls=[name, *declared.names],
             default=declared.default,
@@ -265,10 +269,11 @@ class Option(TyperOption):
             return value
         words = ctx.meta.get(WORDS, ())
         short = min(self.opts, key=len)
-        if self.name == "file" and value is not None:  # of a setting the last one counts
+        if self.once and value is not None:
             _, _, order = ctx.command.make_parser(ctx).parse_args(list(words))
             if order.count(self) > 1:
-                raise UsageError(f"`{self.display}` is given twice", hint="one file at a time")
+                hint = f"one {self.name} at a time"
+                raise UsageError(f"`{self.display}` is given twice", hint=hint)
         given = value if isinstance(value, list | tuple) else [value]
         word = next((w for w in words for v in given if v and w == f"{short}{v}"), "")
         # `-model x` is no `-m odel`, and a list that is glued to its option begins with a number

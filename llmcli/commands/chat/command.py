@@ -38,7 +38,11 @@ class ChatOptions:
         panel=PROMPT,
     )
     file: str | None = opt(
-        None, "-f --file PATH", "Put the text of a file before the message.", panel=PROMPT
+        None,
+        "-f --file PATH",
+        "Put the text of a file before the message.",
+        panel=PROMPT,
+        once=True,
     )
     no_stdin: bool = opt(
         False,

@@ -80,14 +80,15 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, statistics: bool)
     bad = [_bad(line.numbers) for line in lines]
     faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
     done = [_done(line, line.dtype or dtype) for line in lines]
-    what = [Column("what was done" if dtype else "conversion", right=False, drop=3)]
+    name = "what was done" if dtype else "conversion"
+    what = [Column(name, right=False, drop=3)] if any(done) else []
     columns = [
         Column("parameter", right=False),
         Column("tensor", right=False, drop=1),
         *faults,
         Column("stored", right=False, drop=2),
         Column("in the file", drop=8, below=statistics),
-        *(what if any(done) else []),
+        *what,
         Column("mean", drop=7, labelled=True, below=statistics),
         Column("std", drop=6, labelled=True, below=statistics),
         Column("min", drop=5, labelled=True, below=statistics),
@@ -100,7 +101,7 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, statistics: bool)
         times = f" × {line.tensors}" if line.tensors > 1 else ""
         stored = f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
         cells = [line.parameter or "–", line.source, *([words] if faults else [])]
-        cells += [stored, size(line.bytes), *([operations] if any(done) else [])]
+        cells += [stored, size(line.bytes), *([operations] if what else [])]
         if (one := line.numbers) is None:
             cells += [""] * 5
         else:
