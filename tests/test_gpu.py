@@ -1,10 +1,11 @@
 """On a CUDA device: the same numbers as on the CPU, loaded, prefilled, stepped and batched."""
 
 from contextlib import contextmanager
+from statistics import median
 
 import pytest
 import torch
-from small_models import random_decoder
+from small_models import ids, random_decoder
 from tiny_checkpoints import write_llama
 from zoo import MODELS, VOCAB
 
@@ -12,7 +13,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
 from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
-from llmcli.commands.selftest.measure.arithmetic import compare_captured
+from llmcli.commands.selftest.measure.arithmetic import compare_captured, copied, difference
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.graph.precision import Precision
@@ -107,6 +108,39 @@ def test_a_step_that_the_caller_captures(models, batch):
         torch.testing.assert_close(out, logits[step], rtol=0, atol=0)
     mine, theirs = (one.state.tensors() for one in (session, wanted))
     assert all(torch.equal(mine[name][:, :, :15], theirs[name][:, :, :15]) for name in mine)
+
+
+MECHANISMS = (
+    "llama", "gpt2", "window", "caps", "sinks", "qk norm", "clamped gates", "experts",
+    "latent attention", "mamba-2", "gated deltanet", "short convolutions", "experts by groups",
+    "keys and values of another layer", "embeddings for each layer", "gated attention",
+    "longrope", "mixers side by side", "growing queries", "partial rotation", "chunks",
+)  # fmt: skip
+# of the largest logit, of the prompt and every step; of bfloat16 of the median step, for a router
+# that is near a tie may choose another expert in one of them
+BOUNDS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 0.1}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_decoding_beside_the_processor(name, dtype):
+    """Unequal prompts in chunks, steps over borders of buckets, and after a rewind."""
+    there = copied(random_decoder(MODELS[name]), "cuda", dtype)
+    here = copied(there, "cpu", torch.float64)
+    prompts, tokens, logits = ids(2, 30).tolist(), ids(2, 27, 1), []
+    for decoder in (there, here):
+        decoder.first_bucket = 16
+        session = Session(decoder, 2, 60)
+        rows = [session.prefill([prompts[0], prompts[1][:19]], chunk=13)]
+        rows += [session.extend(one.to(decoder.device)) for one in tokens.split(1, 1)]
+        if session.state.rewinds:
+            session.rewind(20)
+            rows.append(session.extend(tokens[:, :1].to(decoder.device)))
+        logits.append(rows)
+    off = [difference(mine, exact)[0] for mine, exact in zip(*logits, strict=True)]
+    worst = max if dtype != torch.bfloat16 else median
+    assert worst(off) <= BOUNDS[dtype], off
+    assert there.by_length or there.steps.off is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
