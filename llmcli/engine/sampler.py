@@ -80,11 +80,12 @@ class Sampler:
         ids_B, best_B = choose(free_BV, self._sampling, u_B, *self._counts)
         margins = None if self._ties is None else self._margins(self._ties, free_BV, ids_B)
         if (output_BV := self._counts[1]) is not None:
-            output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
-        columns = torch.stack((ids_B.double(), best_B.double()), 1)
+            output_BV.scatter_(1, ids_B[:, None], 1, reduce="add")
+        columns = [ids_B[:, None], best_B.double()[:, None]]
         if self._logprobs is not None:
-            columns = torch.cat((columns, *_logprobs(logits_BV, ids_B, self._logprobs)), 1)
-        rows, sequences, step = copy_to_host_async(columns), self._sequences, self._step
+            columns += _logprobs(logits_BV, ids_B, self._logprobs)
+        rows = copy_to_host_async(torch.cat(columns, 1))
+        sequences, step = self._sequences, self._step
         self._step += 1
 
         def choices() -> list[Choice]:
