@@ -3,7 +3,7 @@
 On the stand-in for a card (`card`), where all that makes the host wait is refused.
 """
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from test_gate import CAPTURED, put
 from zoo import MODELS
 
 from llmcli.engine.sampler import Sampler
-from llmcli.engine.sampling import _REALS, Sampling, choose
+from llmcli.engine.sampling import _REALS, Sampling, _copied, choose
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import decode
 from llmcli.ops import on_card
@@ -60,7 +60,7 @@ class Counted(Card):
 
     def __init__(self):
         super().__init__()
-        self.launched = []
+        self.launched, self.current = [], None
 
     def _check(self, func, *rest):
         super()._check(func, *rest)
@@ -69,10 +69,19 @@ class Counted(Card):
         if not views and "empty" not in func.name():
             self.launched.append(str(func))
 
+    @contextmanager
+    def on(self, device):
+        """As `torch.cuda.device`."""
+        self.current = device
+        yield
+        self.current = None
+
     def choose(self, logits, k, numbers, *rest):
         """The kernels' result, by the operations that they are twins of."""
+        assert self.current == logits.device  # Triton launches on the current one
         self.launched += ["best", "draw"]
         reals = dict(zip(_REALS, numbers.here.tolist(), strict=True))
+        assert k == 1 or reals["temperature"] > 0
         here = (None if x is None else x.here for x in rest)
         return tuple(map(OnCard, choose(logits.here, Sampling(top_k=k, **reals), *here)))
 
@@ -80,10 +89,12 @@ class Counted(Card):
 @pytest.fixture
 def card(monkeypatch):
     monkeypatch.setattr("torch.cuda.Event", Event)
-    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     Event.waits = 0
+    _copied.cache_clear()  # of a card that is there
     with torch.inference_mode(), Counted() as card:
+        monkeypatch.setattr("torch.cuda.device", card.on)
         yield card
+    _copied.cache_clear()
 
 
 def sampler_of(session, sampling, **rest):
@@ -146,6 +157,14 @@ def test_few_launches_draw_a_token(card, name, batch, monkeypatch):
     launches, ids = zip(*drew, strict=True)
     assert ids[:3] == ids[3:6] == ids[6:]
     assert (launches[5], launches[8]) == LAUNCHES[name]
+
+
+def test_logits_that_kernels_take(card, monkeypatch):
+    monkeypatch.setattr(on_card, "kernels", lambda: card)
+    x = torch.zeros(9, 9, device="cuda:0")
+    takes = [(x, 1), (x.bfloat16(), 64)]
+    others = [(x, 0), (x, 65), (x.double(), 1), (x.T, 1)]
+    assert [on_card.chooses(*one) for one in takes + others] == [True] * 2 + [False] * 4
 
 
 @pytest.mark.parametrize(

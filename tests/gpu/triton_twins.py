@@ -193,16 +193,19 @@ def next_tokens(logits, u, counts=(None, None), **options):
     (BLOCK + 1, {"temperature": 2, "top_k": 17, "top_p": 0.7, "min_p": 0}),
     (70, {"top_k": 9, "top_p": 1e-9}), (70, {"temperature": 1e-300, "top_k": 9, "min_p": 1}),
     (70, {"temperature": 4, "top_k": 9, "top_p": 1, "min_p": 0.4}),
+    (70, {"temperature": 0.02, "top_k": 9, "top_p": 1, "min_p": 0}),
+    (70, {"top_k": 4, "top_p": 0.5}),
 ], ids=str)  # fmt: skip
 def test_the_next_token(vocab, options):
     """Ties, some of them on the border of top-k; rows with gaps; a number for each."""
-    some = drawn(3, vocab + 3, seed=vocab)[:, :vocab] * 3
+    some = (drawn(3, vocab + 3, seed=vocab) * 3)[:, :vocab]
     ties = (some * 2).round() / 2  # with 0.0 and -0.0
     some[:, ::5] = -math.inf
-    u = torch.linspace(0, 0.999, 6, dtype=torch.float64).view(3, 2)[:, 1]
-    output, prompt = drawn(2, 3, vocab).abs().round().long()
+    u = torch.linspace(0, 0.999, 3, dtype=torch.float64)[:, None].repeat(1, 2)[:, 1]
+    output, prompt = drawn(2, 3, vocab + 3).abs().round().long()[..., :vocab]
     next_tokens(some, u, **options)
-    next_tokens(ties, u, **options)
+    next_tokens(ties.half(), u, **options)
+    next_tokens(0 * ties, u, **options)
     next_tokens(ties, u, (prompt, output), **options, **PENALTIES)
     next_tokens(some, u, (None, output), **options, presence_penalty=0.5)
 

@@ -1,7 +1,8 @@
 """The next token with a top-k; see `engine.sampling.choose`.
 
-A token's *key* is larger the earlier the token comes in the order of top-k: above, the bits of its
-float32 score as an integer that sorts like it; below, those of -id. NaN counts as +inf.
+A token's *key* is an int64, larger the earlier the token comes in the order of top-k: in its high
+half is the float32 score as an integer that sorts like it, in the low half one that falls with the
+id. NaN counts as +inf.
 
 Axes: B sequences, V vocabulary, K at least as many as top-k keeps.
 """
@@ -55,7 +56,7 @@ def best_kernel(
         key = tl.where(key == best, NONE, key)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["u"])  # it changes with every step
 def draw_kernel(
     keys, numbers, u, ids, scores, count, kept, u_row,
     COUNT: tl.constexpr, K: tl.constexpr, DRAWS: tl.constexpr,
@@ -80,12 +81,13 @@ def draw_kernel(
         top_p = tl.load(numbers + 1)
         enough = tl.where(top_p < 1, top_p * tl.sum(w_K, 0), float("inf"))
         before_K = tl.sum(tl.where(place[None, :] < place[:, None], w_K[None, :], 0.0), 1)
-        kept_K = ((before_K < enough) | (place == 0)) & (w_K >= tl.load(numbers + 2))
+        kept_K = (before_K < enough) & (w_K >= tl.load(numbers + 2))
         w_K = tl.where(kept_K, w_K, 0.0)
         # the weight up to each token in the order of ids
         upto_K = tl.sum(tl.where(id_K[None, :] <= id_K[:, None], w_K[None, :], 0.0), 1)
         reached_K = upto_K > tl.load(u + row * u_row) * tl.max(upto_K, 0)
-        first = tl.min(tl.where(reached_K & (w_K > 0), id_K, 1 << 31), 0)
+        # never a weight of 0: the token before it has reached as much
+        first = tl.min(tl.where(reached_K, id_K, 1 << 31), 0)
         id = tl.where(first < 1 << 31, first, id)  # none is reached where scores are not finite
     tl.store(ids + row, id)
     tl.store(scores + row, score)
@@ -97,7 +99,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The next ids `[B]` int64 and best scores `[B]` float64 of contiguous rows, in two launches.
 
-    Top-k keeps `k` of at least as many tokens. `numbers`, float64, are temperature, top-p, min-p,
+    Top-k keeps `k` tokens, at most V. `numbers`, float64, are temperature, top-p, min-p,
     and the repetition, presence and frequency penalties. Without `u_B` the best token is chosen.
     Scores are float64 until they have penalties and float32 from then on, weights are float64.
     """
