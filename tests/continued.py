@@ -24,7 +24,7 @@ def filtered(logits, sampling, prompt=None, output=None):
     if sampling.greedy:
         probs = torch.zeros(scores.shape, dtype=torch.float64)
         return probs.scatter_(1, scores.max(-1, keepdim=True).indices, 1.0)
-    weights, ids = _candidates(scores, sampling)
+    weights, ids = _candidates(scores, scores.amax(-1, keepdim=True), sampling)
     probs = weights / weights.sum(-1, keepdim=True)
     return probs if ids is None else probs.new_zeros(scores.shape).scatter_(1, ids, probs)
 

@@ -80,16 +80,20 @@ class Sampler:
         ids_B, best_B = choose(free_BV, self._sampling, u_B, *self._counts)
         margins = None if self._ties is None else self._margins(self._ties, free_BV, ids_B)
         if (output_BV := self._counts[1]) is not None:
-            output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
-        columns = torch.stack((ids_B.double(), best_B.double()), 1)
+            output_BV.scatter_(1, ids_B[:, None], 1, reduce="add")
+        # ids by their bits: a conversion is a launch, and so is each column of mixed dtypes
+        columns = [ids_B.view(torch.float64)[:, None], best_B.double()[:, None]]
         if self._logprobs is not None:
-            columns = torch.cat((columns, *_logprobs(logits_BV, ids_B, self._logprobs)), 1)
-        rows, sequences, step = copy_to_host_async(columns), self._sequences, self._step
+            columns += _logprobs(logits_BV, ids_B, self._logprobs)
+        rows = copy_to_host_async(torch.cat(columns, 1))
+        sequences, step = self._sequences, self._step
         self._step += 1
 
         def choices() -> list[Choice]:
-            values = zip(sequences, rows().tolist(), strict=True)
-            found = [_choice(sequence, step, *row) for sequence, row in values]
+            values = rows()
+            ids = values.view(torch.int64)[:, 0].tolist()
+            each = zip(sequences, ids, values[:, 1:].tolist(), strict=True)
+            found = [_choice(sequence, step, id, *row) for sequence, id, row in each]
             if margins is None:
                 return found
             return [
@@ -154,7 +158,7 @@ class Sampler:
         return list(zip(margins_B.tolist(), bounds_B.tolist(), strict=True))
 
 
-def _choice(sequence: int, step: int, id: float, best: float, *logprobs: float) -> Choice:
+def _choice(sequence: int, step: int, id: int, best: float, *logprobs: float) -> Choice:
     if not float("-inf") < best < float("inf"):
         raise NotFinite(
             f"the logits of sequence {sequence} for its token {step} are not finite",
@@ -163,10 +167,10 @@ def _choice(sequence: int, step: int, id: float, best: float, *logprobs: float) 
             "finds it",
         )
     if not logprobs:
-        return Choice(int(id), None, ())
+        return Choice(id, None, ())
     half = len(logprobs) // 2 + 1
     top_ids = (int(token) for token in logprobs[1:half])
-    return Choice(int(id), logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
+    return Choice(id, logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
 
 
 def _logprobs(logits_BV: Tensor, ids_B: Tensor, best: int) -> list[Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native
-from llmcli.ops import compiled
+from llmcli.ops import compiled, on_card
 from llmcli.records.ranges import SAMPLING, Range
 
 
@@ -57,10 +57,10 @@ class Sampling:
     def suppressed(self, logits: Tensor, step: int) -> Tensor:
         """`logits` `[B, V]` for output token `step`, with -inf for suppressed tokens."""
         ids = self.suppress_tokens + (self.begin_suppress_tokens if step == 0 else ())
-        known = [id for id in ids if 0 <= id < logits.shape[-1]]
+        known = tuple(id for id in ids if 0 <= id < logits.shape[-1])
         if not known:
             return logits
-        return logits.index_fill(1, torch.tensor(known, device=logits.device), -math.inf)
+        return logits.index_fill(1, _copied(known, torch.int64, logits.device), -math.inf)
 
 
 def choose(
@@ -86,22 +86,31 @@ def choose(
 
     The best token survives every filter. A best score that is not finite means that the row's
     logits have NaN, +inf, or only -inf, and its token is invalid. Float32 logits on a CPU use our
-    kernel, if available.
+    kernel, and on a GPU, with a small top-k, a Triton kernel if it is on: it rounds scores with
+    penalties to float32.
     """
-    if u is None and not sampling.greedy:
+    if sampling.greedy:
+        u = None
+    elif u is None:
         raise ValueError("sampling needs a random number for every sequence")
     if compiled.takes(logits):
         return _by_kernel(logits, sampling, u, prompt_counts, output_counts)
-    scores = penalized(logits, sampling, prompt_counts, output_counts)
-    if sampling.greedy:
+    counts = prompt_counts, output_counts
+    k = 1 if u is None else min(sampling.top_k, logits.shape[-1])
+    if on_card.chooses(logits, k):
+        reals = tuple(getattr(sampling, name) for name in _REALS)
+        numbers = _copied(reals, torch.float64, logits.device)
+        return on_card.choose(logits, k, numbers, u, *counts)
+    scores = penalized(logits, sampling, *counts)
+    if u is None:
         best, ids = scores.max(-1)  # first of equals; NaN counts as the largest
         return ids, best
-    assert u is not None
-    weights, candidates = _candidates(scores, sampling)
+    best = scores.amax(-1)
+    weights, candidates = _candidates(scores, best[:, None], sampling)
     chosen = sample(weights, u)
     if candidates is not None:
         chosen = candidates.gather(1, chosen[:, None])[:, 0]
-    return chosen, scores.amax(-1)
+    return chosen, best
 
 
 _INTEGERS = ("greedy", "top_k")
@@ -146,6 +155,12 @@ def _numbers(sampling: Sampling, penalties: bool) -> _Numbers:
     return _Numbers(penalties, *(getattr(sampling, name) for name in (*_INTEGERS, *_REALS)))
 
 
+@lru_cache(16)
+def _copied(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`numbers` on a device, for all tokens of a text: copied once, without waiting."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
 def sample(probs: Tensor, u: Tensor) -> Tensor:
     """Return ids `[B]`: the first whose cumulative probability exceeds u times the total.
 
@@ -156,7 +171,7 @@ def sample(probs: Tensor, u: Tensor) -> Tensor:
     """
     cumulative = probs.double().cumsum(-1)
     reached = cumulative > u[:, None] * cumulative[:, -1:]
-    return (reached & (probs > 0)).to(torch.uint8).argmax(-1)
+    return (reached & (probs > 0)).view(torch.uint8).argmax(-1)  # the first
 
 
 def penalized(
@@ -176,10 +191,8 @@ def penalized(
         return logits
     scores = logits.double()
     if sampling.repetition_penalty != 1:
-        seen = torch.zeros((), dtype=torch.bool, device=logits.device)
-        for counts in (prompt_counts, output_counts):
-            if counts is not None:
-                seen = seen | (counts > 0)
+        counts = [one for one in (prompt_counts, output_counts) if one is not None]
+        seen = sum(counts[1:], counts[0]) > 0
         penalty = sampling.repetition_penalty
         scores = torch.where(
             seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores
@@ -197,6 +210,9 @@ def top(scores: Tensor, k: int) -> Tensor:
     Of equal scores the lowest ids come first and are kept first, which `torch.topk` does not
     guarantee. Scores are compared in their dtype.
     """
+    if scores.is_cuda:  # a check of ties would synchronize, and integers take more launches
+        order: Tensor = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True).indices
+        return order[:, :k]
     if scores.dtype == torch.float64:
         return _top_float64(scores, k)
     # one pass over integers that sort like (score, -id)
@@ -208,13 +224,7 @@ def top(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_float64(scores: Tensor, k: int) -> Tensor:
-    """`top` of float64, which leaves no bits of an integer for the id: ties are checked.
-
-    On a GPU all are sorted, since a check would synchronize.
-    """
-    if scores.is_cuda:
-        order: Tensor = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True).indices
-        return order[:, :k]
+    """`top` of float64, which leaves no bits of an integer for the id: ties are checked."""
     values, ids = scores.topk(min(k + 1, scores.shape[-1]))
     if bool((values[:, 1:] < values[:, :-1]).all()):  # false for NaN, too
         return ids[:, :k]
@@ -227,25 +237,25 @@ def _top_float64(scores: Tensor, k: int) -> Tensor:
     return ids.gather(1, order)
 
 
-def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
+def _candidates(
+    scores: Tensor, best: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor | None]:
     """Weights `[B, K]` of candidate tokens (0 if excluded) and their ids, ascending.
 
-    None for the ids: the whole vocabulary. The largest weight of a row is 1.
+    None for the ids: the whole vocabulary. The weight of the `best` score `[B, 1]` is 1.
     """
     ids, vocab = None, scores.shape[-1]
     if 0 < sampling.top_k < vocab:
         ids = top(scores, sampling.top_k)
         scores = scores.gather(1, ids)
     # subtract before dividing: a tiny temperature then gives -inf, never inf - inf
-    scores = scores.double()
-    weights = ((scores - scores.amax(-1, keepdim=True)) / sampling.temperature).exp()
+    weights = ((scores.double() - best) / sampling.temperature).exp()
     if sampling.top_p < 1:
         enough = sampling.top_p * weights.sum(-1, keepdim=True)
         if ids is None:
             ids, weights = _heaviest(scores, weights, enough)
-        before = weights.cumsum(-1).roll(1, -1)
-        before[:, 0] = 0.0
-        weights = weights.masked_fill(before >= enough, 0.0)
+        before = weights.cumsum(-1)[:, :-1]
+        weights[:, 1:].masked_fill_(before >= enough, 0.0)
     if sampling.min_p > 0:
         weights = weights.masked_fill(weights < sampling.min_p, 0.0)
     if ids is None:

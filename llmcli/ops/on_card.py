@@ -21,20 +21,21 @@ from llmcli.kernels.program import Pairs
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
+_MOST_TOKENS = 64  # kept by top-k: each takes a pass over the keys
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None if off."""
+    """The functions of `kernels.triton`, by name; None if off."""
     if not native.wants_triton():
         return None
-    from llmcli.kernels.triton import attention, packed, products
+    from llmcli.kernels.triton import attention, packed, products, sampling
 
     return SimpleNamespace(
         attend_one=attention.attend_one, normalize=products.normalize,
         product=products.product, packed_product=packed.packed_product,
-        routed_product=packed.routed_product,
+        routed_product=packed.routed_product, choose=sampling.choose,
     )  # fmt: skip
 
 
@@ -124,6 +125,21 @@ def product_of_experts(
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
     """Whether `product` supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
     return activation in CARD_ACTIVATIONS and multiplies(x, w_NK)
+
+
+def chooses(logits_BV: Tensor, k: int) -> bool:
+    """Whether `choose` supports a top-k of `k` tokens of these logits; 0 is off."""
+    return takes(logits_BV) and 0 < k <= _MOST_TOKENS and logits_BV.stride(1) == 1
+
+
+def choose(
+    logits_BV: Tensor, k: int, numbers: Tensor, u_B: Tensor | None, prompt_BV: Tensor | None,
+    output_BV: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`engine.sampling.choose` with a top-k; see `kernels.triton.sampling.choose`."""
+    with torch.cuda.device(logits_BV.device):  # on which Triton launches
+        ids_B, best_B = kernels().choose(logits_BV, k, numbers, u_B, prompt_BV, output_BV)
+    return ids_B, best_B
 
 
 def _shaped(out_MN: Tensor, x: Tensor) -> Tensor:

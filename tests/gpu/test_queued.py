@@ -3,21 +3,24 @@
 On the stand-in for a card (`card`), where all that makes the host wait is refused.
 """
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
-from card import Card, Refused
+from card import Card, OnCard, Refused
 from covers import layers_of, one_each
 from small_models import random_decoder
+from tensors import drawn
 from test_gate import CAPTURED, put
 from zoo import MODELS
 
 from llmcli.engine.sampler import Sampler
-from llmcli.engine.sampling import Sampling
+from llmcli.engine.sampling import _REALS, Sampling, _copied, choose
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import decode
+from llmcli.ops import on_card
 
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
@@ -27,7 +30,16 @@ SAMPLINGS = {
     "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
     "greedy with penalties": Sampling(temperature=0, repetition_penalty=1.3),
     "penalties and top-p alone": Sampling(top_k=0, frequency_penalty=0.4, top_p=0.9, seed=5),
+    "min-p alone": Sampling(top_k=0, top_p=1, seed=6),
+    "many": Sampling(top_k=65, seed=7),
+    "suppressed": Sampling(suppress_tokens=(3, 4), begin_suppress_tokens=(5,), seed=8),
 }
+# of a token, its copy to the host included: by PyTorch alone, and by our kernels
+LAUNCHES = {
+    "greedy": (4, 4), "default": (27, 4), "all filters off": (14, 14), "top-p alone": (24, 24),
+    "penalties": (40, 5), "greedy with penalties": (18, 5), "penalties and top-p alone": (32, 32),
+    "min-p alone": (16, 16), "many": (27, 27), "suppressed": (28, 5),
+}  # fmt: skip
 PROMPTS = [[5, 9, 2, 7], [3, 1]]
 
 
@@ -43,13 +55,46 @@ class Event:
         Event.waits += 1
 
 
+class Counted(Card):
+    """Lists what is launched: all that computes or copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.launched, self.current = [], None
+
+    def _check(self, func, *rest):
+        super()._check(func, *rest)
+        made = [one.alias_info for one in func._schema.returns]
+        views = all(alias is not None and not alias.is_write for alias in made)
+        if not views and "empty" not in func.name():
+            self.launched.append(str(func))
+
+    @contextmanager
+    def on(self, device):
+        """As `torch.cuda.device`."""
+        self.current = device
+        yield
+        self.current = None
+
+    def choose(self, logits, k, numbers, *rest):
+        """The kernels' result, by the operations that they are twins of."""
+        assert self.current == logits.device  # Triton launches on the current one
+        self.launched += ["best", "draw"]
+        reals = dict(zip(_REALS, numbers.here.tolist(), strict=True))
+        assert k == 1 or reals["temperature"] > 0
+        here = (None if x is None else x.here for x in rest)
+        return tuple(map(OnCard, choose(logits.here, Sampling(top_k=k, **reals), *here)))
+
+
 @pytest.fixture
 def card(monkeypatch):
     monkeypatch.setattr("torch.cuda.Event", Event)
-    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     Event.waits = 0
-    with torch.inference_mode(), Card() as card:
+    _copied.cache_clear()  # of a card that is there
+    with torch.inference_mode(), Counted() as card:
+        monkeypatch.setattr("torch.cuda.device", card.on)
         yield card
+    _copied.cache_clear()
 
 
 def sampler_of(session, sampling, **rest):
@@ -91,6 +136,35 @@ def test_the_tokens_are_those_of_a_processor(card, sampling):
         assert other.logprob == pytest.approx(one.logprob, abs=1e-9)
     assert Event.waits == 8
     assert queued == lengths == [11]  # of 8 tokens the last one is not read
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_few_launches_draw_a_token(card, name, batch, monkeypatch):
+    rows = torch.stack([drawn(batch, 900, seed=seed) * 2 for seed in range(3)])
+    made_of = SimpleNamespace(choose=card.choose)
+    drew = []
+    for device, kernels in (("cpu", None), ("cuda:0", None), ("cuda:0", made_of)):
+        monkeypatch.setattr(on_card, "kernels", lambda kernels=kernels: kernels)
+        sampler = Sampler(
+            SAMPLINGS[name], [[1, 2]] * batch, vocab=900, device=torch.device(device)
+        )
+        for logits_BV in rows.to(device):
+            card.launched.clear()
+            with card.queued():
+                _, choices = sampler.draw(logits_BV)
+            drew.append((len(card.launched), [choice.id for choice in choices()]))
+    launches, ids = zip(*drew, strict=True)
+    assert ids[:3] == ids[3:6] == ids[6:]
+    assert (launches[5], launches[8]) == LAUNCHES[name]
+
+
+def test_logits_that_kernels_take(card, monkeypatch):
+    monkeypatch.setattr(on_card, "kernels", lambda: card)
+    x = torch.zeros(9, 9, device="cuda:0")
+    takes = [(x, 1), (x.bfloat16(), 64)]
+    others = [(x, 0), (x, 65), (x.double(), 1), (x.T, 1)]
+    assert [on_card.chooses(*one) for one in takes + others] == [True] * 2 + [False] * 4
 
 
 @pytest.mark.parametrize(

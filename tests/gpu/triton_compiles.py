@@ -1,19 +1,27 @@
 """Triton's kernels are compiled for cards that are not there. Run by `test_triton`."""
 
+import re
+from pathlib import Path
+from subprocess import check_output
+
 import pytest
+import triton
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from llmcli.config.mlp import CARD_ACTIVATIONS
-from llmcli.kernels.triton import attention, packed, products
+from llmcli.kernels.triton import attention, packed, products, sampling
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }  # fmt: skip
+USAGE = [
+    Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump", "--dump-resource-usage",
+]  # fmt: skip
 NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "offset": "fp32"}
-FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b"}
+FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b", "logits"}
 PLAIN = {"x", "q", "k", "v", "bias", "out"}
 ROWS = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
 ROW = {"WEIGHTS": True, "BIAS": True, **ROWS}
@@ -40,14 +48,21 @@ KERNELS = [
                                 **packed.constants(name)})
         for name in packed.PACKED for routed in (False, True)
     ),
+    *(
+        (sampling.best_kernel, {"PROMPT": counts, "OUTPUT": counts, "BLOCK": sampling.BLOCK})
+        for counts in (False, True)
+    ),
+    (sampling.draw_kernel, {"COUNT": 4096, "K": 64, "DRAWS": True}),
 ]  # fmt: skip
 
 
 def type_of(kernel, name, narrow):
     if name in FLOATS:
         return "*fp32"
-    if name in ("starts", "expert", "row"):
+    if name in ("starts", "expert", "row", "prompt", "output", "keys", "ids"):
         return "*i64"
+    if name in ("numbers", "u", "scores"):
+        return "*fp64"
     if name == "w":
         return "*u8" if kernel is packed.packed_kernel else narrow
     return narrow if name in PLAIN else NUMBERS.get(name, "i32")
@@ -56,8 +71,10 @@ def type_of(kernel, name, narrow):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("number", range(len(KERNELS)))
 @pytest.mark.parametrize("narrow", ["*bf16", "*fp32"])
-def test_it_compiles(number, target, narrow):
+def test_it_compiles(number, target, narrow, tmp_path):
+    """And registers suffice for sampling on a new card."""
     kernel, constants = KERNELS[number]
+    samples = kernel in (sampling.best_kernel, sampling.draw_kernel)
     itemsize = {"*bf16": 2, "*fp32": 4}[narrow]
     if kernel is attention.split_kernel:
         size = constants["SIZE"]
@@ -68,6 +85,11 @@ def test_it_compiles(number, target, narrow):
         for name in kernel.arg_names
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    made = compile(source, target=TARGETS[target])
+    warps = {"num_warps": sampling.WARPS if samples else 4}
+    made = compile(source, target=TARGETS[target], options=warps)
     assert made.asm["cubin" if target.startswith("sm") else "hsaco"]
     assert made.metadata.shared <= (96 << 10 if target.startswith("sm") else 64 << 10)
+    if target == "sm_90" and samples:
+        (tmp_path / "cubin").write_bytes(made.asm["cubin"])
+        told = check_output([*USAGE, tmp_path / "cubin"], text=True)
+        assert re.findall(r"STACK:(\d+)", told) == ["0"], told

@@ -4,6 +4,8 @@ Run by `test_triton`, in a process that has TRITON_INTERPRET=1 from its start. T
 bfloat16 off where a card rounds, and has no products of it: 16 bits are float16 here.
 """
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,12 @@ from tensors import HALVES, drawn
 from llmcli.config.attention import Chunk
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import CARD_ACTIVATIONS
+from llmcli.engine.sampling import _REALS, Sampling
+from llmcli.engine.sampling import choose as choose_on_cpu
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import normalize, product
+from llmcli.kernels.triton.sampling import BLOCK, choose
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
@@ -164,3 +169,54 @@ def test_products_with_blocks_of_experts(format, biased):
         want = torch.einsum("pk,pnk->pn", read, dense[expert]) + (b[expert] if biased else 0)
         got = routed_product(x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32)
         near(got, want, torch.float32)
+
+
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.25}
+
+
+def next_tokens(logits, u, counts=(None, None), **options):
+    """Ids and best scores, once those of the twin are the same."""
+    sampling = Sampling(**options)
+    kept = 1 if sampling.greedy else min(sampling.top_k, logits.shape[1])
+    reals = torch.tensor([getattr(sampling, name) for name in _REALS], dtype=torch.float64)
+    got, best = choose(logits, kept, reals, None if sampling.greedy else u, *counts)
+    ids, scores = choose_on_cpu(logits, sampling, u, *counts)
+    if scores.isfinite().all():
+        assert got.tolist() == ids.tolist()
+        torch.testing.assert_close(best, scores.double(), rtol=1e-7, atol=0)
+    return got.tolist(), best.tolist()
+
+
+@pytest.mark.parametrize(("vocab", "options"), [
+    (BLOCK + 900, {"top_k": 5}), (BLOCK, {"temperature": 0}), (3, {}), (70, {"top_k": 33}),
+    (70, {"temperature": 3, "top_k": 9, "top_p": 1, "min_p": 0}), (70, {"top_k": 1}),
+    (BLOCK + 1, {"temperature": 2, "top_k": 17, "top_p": 0.7, "min_p": 0}),
+    (70, {"top_k": 9, "top_p": 1e-9}), (70, {"temperature": 1e-300, "top_k": 9, "min_p": 1}),
+    (70, {"temperature": 4, "top_k": 9, "top_p": 1, "min_p": 0.4}),
+    (70, {"temperature": 0.02, "top_k": 9, "top_p": 1, "min_p": 0}),
+    (70, {"top_k": 4, "top_p": 0.5}),
+], ids=str)  # fmt: skip
+def test_the_next_token(vocab, options):
+    """Ties, some of them on the border of top-k; rows with gaps; a number for each."""
+    some = (drawn(3, vocab + 3, seed=vocab) * 3)[:, :vocab]
+    ties = (some * 2).round() / 2  # with 0.0 and -0.0
+    some[:, ::5] = -math.inf
+    u = torch.linspace(0, 0.999, 3, dtype=torch.float64)[:, None].repeat(1, 2)[:, 1]
+    output, prompt = drawn(2, 3, vocab + 3).abs().round().long()[..., :vocab]
+    next_tokens(some, u, **options)
+    next_tokens(ties.half(), u, **options)
+    next_tokens(0 * ties, u, **options)
+    next_tokens(ties, u, (prompt, output), **options, **PENALTIES)
+    next_tokens(some, u, (None, output), **options, presence_penalty=0.5)
+
+
+def test_logits_that_are_not_finite():
+    u = torch.tensor([0.9], dtype=torch.float64)
+    for bad in (math.nan, -math.nan, math.inf):
+        logits = torch.zeros(1, BLOCK + 9)
+        logits[0, BLOCK + 4] = bad
+        for options in ({"top_k": 2}, {"temperature": 0}):
+            assert next_tokens(logits, u, **options) == ([BLOCK + 4], [math.inf])
+    (id,), best = next_tokens(torch.full((1, 70), -math.inf), u)
+    assert 0 <= id < 70  # can be looked up
+    assert best == [-math.inf]
