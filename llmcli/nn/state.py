@@ -183,6 +183,7 @@ class State:
         # steps that are recorded with this memory, by tokens per sequence and slots
         self.recorded: dict[tuple[int, int], RecordedStep] = {}
         self.stepped = False  # a step that could have been recorded was computed
+        self.unrecorded: int | None = None  # slots of steps whose recording lacked memory
 
     @property
     def batch(self) -> int:
@@ -210,14 +211,16 @@ class State:
             self.capacity = capacity
             self.recorded.clear()
 
-    def select(self, rows: Sequence[int]) -> State:
-        """A new state with copies of these sequences: to fork samples or drop finished ones."""
-        device = next(iter(self.tensors().values())).device
-        index = torch.tensor(rows, dtype=torch.long, device=device)
+    def select(self, rows: Sequence[int], index: Tensor) -> State:
+        """A new state with copies of these sequences: to fork samples or drop finished ones.
+
+        `index`: the same rows on the device.
+        """
         layers = [layer.select(index) for layer in self.layers]
-        lengths_B = None if self.lengths_B is None else self.lengths_B[index]
+        lengths_B = None if self.lengths_B is None else self.lengths_B.index_select(0, index)
         chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
         chosen.read_for = [self.read_for[row] for row in rows]
+        chosen.stepped = self.stepped
         return chosen
 
     def lanes(self, count: int) -> State:

@@ -232,7 +232,6 @@ def test_a_recurrent_state_is_copied_to_capture_a_step_alone(card, monkeypatch):
     ("name", "before", "graphs"), [("mamba-2", 1, set()), ("llama", 3, {(1, 8)})]
 )
 def test_a_capture_that_fails_is_not_tried_again_and_no_graph_is_kept(name, before, graphs, card):
-    """It may fail for want of memory."""
     ordinary, captured = pair(name, card, [[5, 9, 2]])
     same(decoded(captured, ids(1, before)), decoded(ordinary, ids(1, before)))
     assert set(captured.state.recorded) == graphs
@@ -250,6 +249,44 @@ def test_a_capture_that_fails_is_not_tried_again_and_no_graph_is_kept(name, befo
         "the capture failed: operation not permitted when stream is capturing"
     )
     assert not captured.state.recorded
+
+
+@pytest.mark.parametrize("name", ["mamba-2", "llama"])
+def test_a_capture_without_memory_is_tried_for_other_slots_and_states(name, card, monkeypatch):
+    """Of the buckets of 4 and 8 slots; graphs are freed, and those steps are computed."""
+    ordinary, captured = pair(name, card, [[5], [3]])
+    recorder, tried, freed, failing = captured.decoder.steps.recorder, [], [], [2, 8]
+    monkeypatch.setattr(
+        "llmcli.decoder.steps.free_unreferenced", lambda: freed.append(tried[-1])
+    )
+
+    def capture(step, undo, pool):
+        tried.append(max(captured.lengths))
+        if tried[-1] not in failing:
+            return card.capture(step, undo, pool)
+        step()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+
+    recorder.capture = capture
+    same(decoded(captured, ids(2, 9)), decoded(ordinary, ids(2, 9)))
+    assert (tried, freed) == ([2, 4, 8], [2, 8])
+    assert not captured.state.recorded
+    for session in (ordinary, captured):
+        session.select([1, 0])
+    failing.clear()
+    same(decoded(captured, ids(2, 2)), decoded(ordinary, ids(2, 2)))
+    assert (len(tried), set(captured.state.recorded)) == (4, {(1, 12)})
+    assert captured.decoder.steps.off is None
+    assert captured.decoder.steps.recorder is recorder
+
+
+def test_the_first_step_without_a_sequence_that_ended_is_captured(card):
+    ordinary, captured = pair("llama", card, [[5, 9], [3, 1]])
+    for batch, steps, graphs in ((2, 2, 1), (1, 1, 2)):
+        same(decoded(captured, ids(batch, steps)), decoded(ordinary, ids(batch, steps)))
+        assert len(card.tapes) == graphs
+        for session in (ordinary, captured):
+            session.select([0])
 
 
 # ---- what is asked of CUDA for a capture, and in which order; a card itself is in `test_gpu`
@@ -281,6 +318,7 @@ def asked(monkeypatch):
         "Stream": Stream, "CUDAGraph": Graph, "device": within, "stream": within,
         "current_stream": lambda: current, "graph_pool_handle": lambda: "pool",
         "is_current_stream_capturing": lambda: bool(log.append("asked")),
+        "current_device": lambda: 1,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     return log
@@ -301,22 +339,47 @@ def test_steps_are_warmed_up_and_undone_on_the_stream_of_the_capture(asked):
     stream = recorder._stream
     asked.clear()
     recorder.capture(step, lambda: asked.append("undo"), "its own")
-    assert "begin its own thread_local" in asked
+    assert asked[3:7] == ["step", "undo", "begin its own thread_local", "step"]  # one warm-up
     assert recorder._stream is stream
     asked.clear()
     assert not recorder.busy()
     assert asked == ["cuda:1", "asked"]
 
 
-def test_a_capture_that_fails_is_ended(asked):
-    runs = []
+@pytest.mark.parametrize(
+    ("step", "end", "asked_for"),
+    [
+        (1, False, []),  # in a warm-up
+        (3, False, ["end", "leave"]),
+        (3, True, ["end", "leave", "release"]),
+        (None, True, ["end", "end", "leave", "release"]),
+    ],
+)
+def test_the_first_error_is_raised_and_the_allocator_leaves_the_pool(
+    step, end, asked_for, asked, monkeypatch
+):
+    """Unless ending the capture, which may fail as well, has done that."""
+    runs, errors = [], iter(("first", "second", "third"))
 
-    def step():
+    def computed():
         runs.append(1)
-        if len(runs) > 2:
-            raise RuntimeError("not permitted")
+        if len(runs) == step:
+            raise RuntimeError(next(errors))
         return torch.ones(1)
 
-    with pytest.raises(RuntimeError, match="not permitted"):
-        GraphRecorder(torch.device("cuda")).capture(step, lambda: None, None)
-    assert asked[-1] == "end"
+    def call(what, fails):
+        def called(*args):
+            asked.append(what)
+            assert what == "end" or args == (1, "pool")
+            if fails:
+                raise RuntimeError(next(errors))
+
+        return called
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", call("end", end))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", call("leave", not end), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", call("release", False), raising=False)
+    with pytest.raises(RuntimeError, match="first"):
+        GraphRecorder(torch.device("cuda")).capture(computed, lambda: None, None)
+    assert [one for one in asked if one in ("end", "leave", "release")] == asked_for
+    assert asked[-1] == "wait"  # what the warm-ups launched comes first
