@@ -6,9 +6,10 @@ their speed has not been measured.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+Rest = ParamSpec("Rest")
 
 
 @cache
@@ -43,6 +45,19 @@ def takes(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in _TAKEN and kernels() is not None
 
 
+def _launches(
+    function: Callable[Concatenate[Tensor, Rest], Tensor],
+) -> Callable[Concatenate[Tensor, Rest], Tensor]:
+    """Decorator: with the first tensor's device as the current one, on which Triton launches."""
+
+    @wraps(function)
+    def call(x: Tensor, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Tensor:
+        with torch.cuda.device(x.device):
+            return function(x, *args, **kwargs)
+
+    return call
+
+
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
     return (
@@ -53,6 +68,7 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     )
 
 
+@_launches
 def attend(
     q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *, scale: float,
     window: Window | None, cap: float | None, sinks_H: Tensor | None,
@@ -70,6 +86,7 @@ def normalizes(x: Tensor, w: Tensor | None) -> bool:
     return takes(x) and few and (w is None or w.ndim == 1)
 
 
+@_launches
 def normalize(
     x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
     centred: bool, offset: float,
@@ -87,6 +104,7 @@ def multiplies(x: Tensor, w_NK: Tensor) -> bool:
     return multiplies_blocks(x) and x.dtype == w_NK.dtype and w_NK.stride(1) == 1
 
 
+@_launches
 def product(
     x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype,
     activation: Activation | None = None,
@@ -104,6 +122,7 @@ def multiplies_blocks(x: Tensor) -> bool:
     return takes(x) and x.numel() <= _FEW_ROWS * x.shape[-1]
 
 
+@_launches
 def product_of_blocks(
     x: Tensor, raw_Nr: Tensor, format: str, b_N: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
@@ -112,6 +131,7 @@ def product_of_blocks(
     return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
 
 
+@_launches
 def product_of_experts(
     x_MK: Tensor, raw_ENr: Tensor, format: str, pairs: Pairs, bias_EN: Tensor | None,
     dtype: torch.dtype,

@@ -5,6 +5,7 @@ Each in a process of its own: whether kernels are interpreted is settled when th
 
 import os
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,31 @@ def test_they_are_off_unless_they_are_wanted(monkeypatch):
     monkeypatch.setattr(native, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="there is no Triton for `LLMCLI_KERNELS=triton`"):
         native.check()
+
+
+def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
+    """It need not be the current one, which Triton takes."""
+    inside, seen, x = [], [], torch.ones(1, 8)
+
+    @contextmanager
+    def current(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    def kernel(x, *args, **rest):
+        seen.append(inside == [x.device])
+        return x
+
+    names = ("attend_one", "normalize", "product", "packed_product", "routed_product")
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(on_card, "kernels", lambda: SimpleNamespace(**dict.fromkeys(names, kernel)))
+    on_card.attend(x, x, x, x, scale=1, window=None, cap=None, sinks_H=None)
+    on_card.normalize(x, None, None, 0, x.dtype, centred=False, offset=0)
+    on_card.product(x, x, None, x.dtype)
+    on_card.product_of_blocks(x, x, "Q8_0", None, x.dtype)
+    on_card.product_of_experts(x, x, "Q8_0", None, None, x.dtype)
+    assert seen == [True] * len(names)
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):

@@ -21,6 +21,7 @@ from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
+from llmcli.records.machine import CUDA_OPTIONS
 from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read
 from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
@@ -147,6 +148,7 @@ def settings(
         pick("seed", None, "drawn for each run"),
         pick("weights", None, "the checkpoint's"),
         _colour(environ),
+        *(_setting(name, on, "on" if on else "off") for name, on in CUDA_OPTIONS.items()),
     )
 
 
