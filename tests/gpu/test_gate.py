@@ -22,6 +22,7 @@ from llmcli.engine.session import Session
 from llmcli.graph.precision import Precision
 from llmcli.nn.state import State
 from llmcli.nn.step import Edit
+from llmcli.ops.attention import attend
 from llmcli.parts.mlp import GatedMlp
 
 LENGTH_ROPES = {"dynamic", "dynamic, within its length", "longrope"}
@@ -194,6 +195,18 @@ def test_more_slots_other_rows_and_a_step_back(name, card):
     (mine, graphs), (theirs, _) = walked(captured), walked(ordinary)
     same(mine, theirs)
     assert graphs == 2
+
+
+def test_shared_keys_behind_a_mask_are_given_to_every_head(card):
+    """CUDA's fused kernels do not take both."""
+    q, k, v = (torch.randn(2, heads, rows, 8) for heads, rows in ((4, 3), (2, 5), (2, 5)))
+    mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    here, there = ([x.to(device) for x in (q, k, v, mask)] for device in ("cpu", "cuda"))
+    with card.captured():
+        found = attend(*there[:3], scale=0.3, mask=there[3])
+    same([found.cpu()], [attend(*here[:3], scale=0.3, mask=mask)], 1e-6)
+    (call,) = (call for call in card.calls if "scaled_dot_product_attention" in call[0])
+    assert [x[1][1] for x in call[1:4]] == [4, 4, 4]
 
 
 def test_taps_edits_and_clocks_are_computed(card):
