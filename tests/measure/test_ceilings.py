@@ -190,6 +190,14 @@ def test_what_lies_in_memory_is_read_in_pieces_and_all_of_it(readers):
     assert [len(calls) for calls in readers(numbers, 40 * MIB, cached=True)[1]] == [1, 1, 1]
 
 
+def test_no_dot_product_is_longer_than_cuda_takes(monkeypatch):
+    lengths = []
+    monkeypatch.setattr(torch, "dot", lambda x, y: lengths.append(len(x)))
+    monkeypatch.setattr(module, "best_seconds", lambda calls, *rest: len([one() for one in calls]))
+    module.read_rate(torch.empty(5 << 30, device="meta"), 20 << 30, 1.0, cached=False)
+    assert lengths == [1 << 30, 1 << 30, 1 << 29]
+
+
 def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch):
     measured, cached = iter((5.0, 7.0, 1.0, 3.0)), []
 
