@@ -61,7 +61,7 @@ class Steps:
         `run` computes a step of one token per sequence that reads `slots` slots. Several tokens
         belong to one sequence (lanes). The first step of a state is not recorded, since it may be
         the only one. A failed recording is not tried again, and leaves the state as it was; if it
-        lacked memory, it is tried for another state or number of slots.
+        lacked memory, even after freeing some, it is tried for another state or number of slots.
         """
         tokens = ids_BT.shape[1]
         if self.recorder is None or torch.compiler.is_compiling():
@@ -108,17 +108,18 @@ class Steps:
 
         try:
             step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
-            state.recorded[tokens, slots] = step
+            state.recorded[tokens, slots], state.unrecorded = step, None
             return step
         except NoMemory:
-            state.unrecorded = slots
+            again, state.unrecorded = state.unrecorded != slots, slots
         except NotRecordable as why:
             self.recorder, self.off = None, str(why)
         state.recorded.clear()  # no longer used, but their memory may be scarce
         undo()
-        if self.recorder is not None:  # with the error's tensors, which are gone by now
-            free_unreferenced()
-        return None
+        if self.recorder is None:
+            return None
+        free_unreferenced()  # what PyTorch keeps is not given to a capture
+        return self._recorded(ids_BT, state, starts, slots, run, clock) if again else None
 
 
 class KernelRecorder:

@@ -28,8 +28,8 @@ from llmcli.graph.routing import ExpertProject, SumExperts
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.records.info import MemoryNeed, StateNeed
 
-PROMPT_CHUNK = 512  # tokens of a sequence per prefill call (`Session.prefill`)
-_CUDA_ROWS = 2048  # on CUDA tokens of all sequences, if these are more: each call reads all weights
+PROMPT_CHUNK = 512  # tokens of a sequence per prefill call, at least (`prompt_chunk`)
+_CUDA_ROWS = 2048  # of all sequences on CUDA: fewer calls, each of which reads all weights
 # Numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`).
 HEAD_NUMBERS = 1 << 19
 # Small tensors that the plan lacks, such as sums of rows and orders of experts: 5 % were measured.
@@ -54,7 +54,7 @@ _CUBLAS = 2 * 32 << 20
 
 
 def prompt_chunk(device: str, batch: int) -> int:
-    """Tokens of each of `batch` sequences per prefill call on a `cpu`, `cuda` or `mps` device."""
+    """Tokens of each of `batch` sequences per prefill call on that type of device."""
     return max(PROMPT_CHUNK, _CUDA_ROWS // batch if device == "cuda" else 0)
 
 
@@ -63,8 +63,8 @@ class PlannedRun:
     """A run with `batch` sequences of `context` tokens in a precision.
 
     `cuda`: on a GPU, where masked attention copies shared keys for every head; only GPU memory is
-    counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
-    that dtype alone. Prompts are processed `chunk` tokens at a time, None: as a session does.
+    counted. `native`: the processor has bfloat16 multiplication, which makes a difference in that
+    dtype alone. Prompts are processed `chunk` tokens at a time; None: as a session does.
     """
 
     config: ModelConfig
@@ -265,10 +265,9 @@ class _Chunk:
             found += tokens * keys * self.size  # the mask as 0 and -∞
             if self.cuda:
                 found += tokens * keys * self.size  # and again, in aligned rows
-            if self.cuda and heads != few:  # keys and values are copied for every head
-                found += self.batch * heads * keys * dims * self.size
-            if self.cuda and self.size > 4:  # no fused kernel: scores and pattern
-                found += self.batch * heads * keys * tokens * 2 * wide
+                each = dims * self.size if heads != few else 0  # keys and values for every head
+                each += 2 * tokens * wide if self.size > 4 else 0  # scores, pattern: not fused
+                found += self.batch * heads * keys * each
         if self.size < 4 and self.native and not self.cuda:
             # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
             found += copied + 2 * _TILE[0] * _TILE[1] * self.size

@@ -295,7 +295,8 @@ def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) ->
     best, end, done = [float("inf")] * len(calls), perf_counter() + seconds, 0
     while done < _LEAST_TIMES or perf_counter() < end:
         done += 1
-        taken = [_seconds(call, device.type) for call in calls]
+        with current(device):
+            taken = [_seconds(call, device.type) for call in calls]
         best = list(map(min, best, taken))
     return sum(best)
 

@@ -183,7 +183,7 @@ class State:
         # steps that are recorded with this memory, by tokens per sequence and slots
         self.recorded: dict[tuple[int, int], RecordedStep] = {}
         self.stepped = False  # a step that could have been recorded was computed
-        self.unrecorded: int | None = None  # slots of steps whose recording lacked memory
+        self.unrecorded: int | None = None  # slots of steps whose last recording lacked memory
 
     @property
     def batch(self) -> int:

@@ -1,5 +1,6 @@
 """What this machine can do at most: which sets are read, that all of them is, and by whom."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -299,11 +300,13 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
     fake = SimpleNamespace(
         Event=FakeEvent,
         get_device_properties=lambda device: SimpleNamespace(L2_cache_size=50 * MIB),
+        device=lambda device: nullcontext(entered.append(str(device))),
     )
     monkeypatch.setattr(torch, "cuda", fake)
-    device = torch.device("cuda:0")
+    device, entered = torch.device("cuda:1"), []
     assert module.device_caches(device, 7) == caches("L2", 50 * MIB)
     assert module.best_seconds([call], device, 0.0) == 0.5
+    assert {*entered} == {"cuda:1"}  # whose stream the events are recorded on
 
 
 @pytest.mark.gpu
