@@ -106,20 +106,21 @@ class Steps:
             if before is not None:
                 state.restore(before)
 
-        try:
-            step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
-            state.recorded[tokens, slots], state.unrecorded = step, None
-            return step
-        except NoMemory:
-            again, state.unrecorded = state.unrecorded != slots, slots
-        except NotRecordable as why:
-            self.recorder, self.off = None, str(why)
-        state.recorded.clear()  # no longer used, but their memory may be scarce
-        undo()
-        if self.recorder is None:
-            return None
-        free_unreferenced()  # what PyTorch keeps is not given to a capture
-        return self._recorded(ids_BT, state, starts, slots, run, clock) if again else None
+        for _ in range(2):
+            try:
+                step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
+                state.recorded[tokens, slots], state.unrecorded = step, None
+                return step
+            except NoMemory:
+                state.unrecorded = slots
+            except NotRecordable as why:
+                self.recorder, self.off = None, str(why)
+            state.recorded.clear()  # no longer used, but their memory may be scarce
+            undo()
+            if self.recorder is None:
+                break
+            free_unreferenced()  # what PyTorch keeps is not given to a capture
+        return None
 
 
 class KernelRecorder:
@@ -276,7 +277,8 @@ def _capturing(graph: Any, pool: Any) -> Iterator[None]:
         graph.capture_end()
     except BaseException:
         with suppress(RuntimeError):
-            graph.capture_end()
+            if torch.cuda.is_current_stream_capturing():  # not if the graph lacked memory
+                graph.capture_end()
         with suppress(RuntimeError):  # the allocator has left it; the graph releases it
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, pool)

@@ -7,6 +7,7 @@ captured, and the replayed step is compared with that of a processor.
 from collections import Counter
 from contextlib import contextmanager
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -359,40 +360,49 @@ def test_steps_are_warmed_up_and_undone_on_the_stream_of_the_capture(asked):
     assert asked == ["cuda:1", "asked"]
 
 
+@pytest.mark.parametrize("first", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize(
-    ("step", "end", "asked_for"),
-    [
-        (1, False, []),  # in a warm-up
-        (3, False, ["end", "leave"]),
-        (3, True, ["end", "leave", "release"]),
-        (None, True, ["end", "end", "leave", "release"]),
-    ],
+    "failing", ["warm-up", "begin", "begun", "step", "step end", "end", "instantiate"]
 )
-def test_the_first_error_is_raised_and_the_allocator_leaves_the_pool(
-    step, end, asked_for, asked, monkeypatch
-):
-    """Unless ending the capture, which may fail as well, has done that."""
-    runs, errors = [], iter(("first", "second", "third"))
+def test_a_failed_capture_is_over_and_its_first_error_is_raised(failing, first, asked, monkeypatch):
+    """If CUDA cannot `end` it, PyTorch's allocator has not left the pool."""
+    cuda, places = SimpleNamespace(capturing=False, filling=False, uses=0), failing.split()
 
-    def computed():
-        runs.append(1)
-        if len(runs) == step:
-            raise RuntimeError(next(errors))
-        return torch.ones(1)
+    def fails(place):
+        if place in places:
+            raise (first if place == places[0] else RuntimeError)(place)
 
-    def call(what, fails):
-        def called(*args):
-            asked.append(what)
-            assert what == "end" or args == (1, "pool")
-            if fails:
-                raise RuntimeError(next(errors))
+    class Graph:
+        def capture_begin(self, **rest):
+            cuda.filling, cuda.uses = True, 1
+            fails("begin")
+            cuda.capturing = True
+            fails("begun")
 
-        return called
+        def capture_end(self):
+            assert cuda.capturing
+            cuda.capturing = False
+            fails("end")
+            cuda.filling, cuda.uses = False, 0  # the graph releases it
+            fails("instantiate")
 
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", call("end", end))
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", call("leave", not end), raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", call("release", False), raising=False)
-    with pytest.raises(RuntimeError, match="first"):
-        GraphRecorder(torch.device("cuda")).capture(computed, lambda: None, None)
-    assert [one for one in asked if one in ("end", "leave", "release")] == asked_for
+    def leave(*pool):
+        assert pool == (1, "pool")
+        if not cuda.filling:
+            raise RuntimeError("not currently recording to mempool_id")
+        cuda.filling = False
+
+    def release(*pool):
+        assert pool == (1, "pool")
+        cuda.uses -= 1
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", leave, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    with pytest.raises(first, match=places[0]):
+        GraphRecorder(torch.device("cuda")).capture(
+            lambda: fails("step" if cuda.capturing else "warm-up"), lambda: None, None
+        )
+    assert cuda == SimpleNamespace(capturing=False, filling=False, uses=0)
     assert asked[-1] == "wait"  # what the warm-ups launched comes first
