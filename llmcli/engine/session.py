@@ -240,7 +240,7 @@ class Session:
     def select(self, rows: Sequence[int]) -> None:
         """Continue with copies of these sequences, in this order: forks or drops samples."""
         index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
-        self.state = self.state.select(rows, index)
+        self.state = self.state.select(rows)
         self._kept = {}
         self._ids_BC = self._ids_BC.index_select(0, index)
         if self.logits_BV is not None:

@@ -211,13 +211,12 @@ class State:
             self.capacity = capacity
             self.recorded.clear()
 
-    def select(self, rows: Sequence[int], index: Tensor) -> State:
-        """A new state with copies of these sequences: to fork samples or drop finished ones.
-
-        `index`: the same rows on the device.
-        """
+    def select(self, rows: Sequence[int]) -> State:
+        """A new state with copies of these sequences: to fork samples or drop finished ones."""
+        device = next(iter(self.tensors().values())).device
+        index = torch.tensor(rows, dtype=torch.long, device=device)
         layers = [layer.select(index) for layer in self.layers]
-        lengths_B = None if self.lengths_B is None else self.lengths_B.index_select(0, index)
+        lengths_B = None if self.lengths_B is None else self.lengths_B[index]
         chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
         chosen.read_for = [self.read_for[row] for row in rows]
         chosen.stepped = self.stepped

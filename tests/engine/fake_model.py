@@ -59,7 +59,7 @@ class FakeState:
     def lengths(self) -> list[int]:
         return [len(row) for row in self.rows]
 
-    def select(self, rows: Sequence[int], index: torch.Tensor) -> FakeState:
+    def select(self, rows: Sequence[int]) -> FakeState:
         return FakeState([self.rows[row] for row in rows], self.capacity)
 
 

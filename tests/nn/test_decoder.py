@@ -71,7 +71,7 @@ def test_unequal_batch_equals_each_alone_in_float32(name):
 def test_state_forks_rewinds_and_grows(model):
     state = model.new_state(2, 6)
     model(ids(2, 5), state)
-    fork = state.select([1, 1, 0], torch.tensor([1, 1, 0]))
+    fork = state.select([1, 1, 0])
     step = ids(3, 1, 5)
     fork.grow(9)
     assert fork.capacity == 9
