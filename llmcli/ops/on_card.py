@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, wraps
 from types import SimpleNamespace
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
-Rest = ParamSpec("Rest")
 
 
 @cache
@@ -33,29 +32,27 @@ def kernels() -> Any:
         return None
     from llmcli.kernels.triton import attention, packed, products
 
-    return SimpleNamespace(
-        attend_one=attention.attend_one, normalize=products.normalize,
-        product=products.product, packed_product=packed.packed_product,
-        routed_product=packed.routed_product,
+    made = (
+        attention.attend_one, products.normalize, products.product, packed.packed_product,
+        packed.routed_product,
     )  # fmt: skip
+    return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
+
+
+def _launched(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """With the device of the first argument as the current one, on which Triton launches."""
+
+    @wraps(kernel)
+    def launch(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch.cuda.device(x.device):
+            return kernel(x, *args, **kwargs)
+
+    return launch
 
 
 def takes(x: Tensor) -> bool:
     """Whether there are kernels for `x`: on a CUDA device, in a supported dtype."""
     return x.is_cuda and x.dtype in _TAKEN and kernels() is not None
-
-
-def _launches(
-    function: Callable[Concatenate[Tensor, Rest], Tensor],
-) -> Callable[Concatenate[Tensor, Rest], Tensor]:
-    """Decorator: with the first tensor's device as the current one, on which Triton launches."""
-
-    @wraps(function)
-    def call(x: Tensor, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Tensor:
-        with torch.cuda.device(x.device):
-            return function(x, *args, **kwargs)
-
-    return call
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
@@ -68,7 +65,6 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     )
 
 
-@_launches
 def attend(
     q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *, scale: float,
     window: Window | None, cap: float | None, sinks_H: Tensor | None,
@@ -86,7 +82,6 @@ def normalizes(x: Tensor, w: Tensor | None) -> bool:
     return takes(x) and few and (w is None or w.ndim == 1)
 
 
-@_launches
 def normalize(
     x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
     centred: bool, offset: float,
@@ -104,7 +99,6 @@ def multiplies(x: Tensor, w_NK: Tensor) -> bool:
     return multiplies_blocks(x) and x.dtype == w_NK.dtype and w_NK.stride(1) == 1
 
 
-@_launches
 def product(
     x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype,
     activation: Activation | None = None,
@@ -122,7 +116,6 @@ def multiplies_blocks(x: Tensor) -> bool:
     return takes(x) and x.numel() <= _FEW_ROWS * x.shape[-1]
 
 
-@_launches
 def product_of_blocks(
     x: Tensor, raw_Nr: Tensor, format: str, b_N: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
@@ -131,7 +124,6 @@ def product_of_blocks(
     return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
 
 
-@_launches
 def product_of_experts(
     x_MK: Tensor, raw_ENr: Tensor, format: str, pairs: Pairs, bias_EN: Tensor | None,
     dtype: torch.dtype,

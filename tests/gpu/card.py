@@ -28,8 +28,6 @@ BY_NUMBERS = {
     aten._unique2, aten.unique_consecutive, aten.bincount, aten.argwhere,
 }  # fmt: skip
 
-STARTS = ("_lazy_init", "_exchange_device", "_maybe_exchange_device")
-
 
 class Refused(AssertionError):
     """What a card, or the capture of a graph, would not have taken."""
@@ -141,9 +139,8 @@ class Card(TorchDispatchMode):
         self._queues = False
 
     def __enter__(self):
-        self._cuda = {name: getattr(torch.cuda, name) for name in STARTS}
-        for name in STARTS:  # CUDA needs no start, and has one device
-            setattr(torch.cuda, name, lambda device=0: device)
+        self._start = torch.cuda._lazy_init
+        torch.cuda._lazy_init = lambda: None  # CUDA needs no start
         # `torch.tensor` makes a tensor of the host first, which comes here to be copied
         self._lifts = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
@@ -151,8 +148,7 @@ class Card(TorchDispatchMode):
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        for name, function in self._cuda.items():
-            setattr(torch.cuda, name, function)
+        torch.cuda._lazy_init = self._start
         torch._C._set_only_lift_cpu_tensors(self._lifts)
 
     @contextmanager
