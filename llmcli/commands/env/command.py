@@ -46,6 +46,9 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: Any) -> None:
     machine = environment()
     if threads.isdecimal():
         machine = replace(machine, threads=int(threads))
+    if machine.gpus:
+        of_cuda = CUDA_OPTIONS.items()
+        found += tuple(_setting(name, on, "on" if on else "off") for name, on in of_cuda)
     report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
     out.present(lambda: render_environment(report), members(report), environment=machine)
 
@@ -148,7 +151,6 @@ def settings(
         pick("seed", None, "drawn for each run"),
         pick("weights", None, "the checkpoint's"),
         _colour(environ),
-        *(_setting(name, on, "on" if on else "off") for name, on in CUDA_OPTIONS.items()),
     )
 
 
