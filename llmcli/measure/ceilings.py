@@ -251,7 +251,9 @@ def _fastest_product(
     for size in _SIZES:
         if best and _MATRICES * size**2 > most:
             break
-        call = product(torch.randn(size, size, device=device))
+        # a failed capture leaves CUDA's default generator unusable (PyTorch 2.11)
+        own = torch.Generator(device)
+        call = product(torch.randn(size, size, generator=own, device=device))
         took = best_seconds([call], device, seconds / 4)
         best = max(best, 2 * size**3 / took)
         if 8 * took > min(_MATRIX_S, seconds / 2) or perf_counter() > end:
