@@ -277,9 +277,9 @@ def _capturing(graph: Any, pool: Any) -> Iterator[None]:
         graph.capture_end()
     except BaseException:
         with suppress(RuntimeError):
-            if torch.cuda.is_current_stream_capturing():  # not if the graph lacked memory
+            if torch.cuda.is_current_stream_capturing():  # not if only the graph was not made
                 graph.capture_end()
-        with suppress(RuntimeError):  # the allocator has left it; the graph releases it
+        with suppress(RuntimeError):  # raised if the allocator has left it: the graph releases it
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
