@@ -230,7 +230,9 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr(module, "best_seconds", seconds)
+    drawn = torch.get_rng_state()
     found = module.matrix_rate(CPU, "bfloat16", 0.02)
+    assert torch.equal(torch.get_rng_state(), drawn)  # by a generator of its own
     assert found.way == way
     assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
 
