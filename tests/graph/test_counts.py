@@ -285,6 +285,25 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
         assert more == 4 * one + router + 2 * lots * one
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_heads", "copies"),
+    [
+        ("float32", 8, 0),
+        ("float32", 2, 8 * (32 + 32) * 4),  # key and value for every head
+        ("float64", 8, 8 * 2 * 512 * 8),  # scores and pattern
+    ],
+)
+def test_what_a_further_key_takes_on_a_gpu(dtype, kv_heads, copies):
+    """Its column of the mask: as it is, in the queries' dtype, and aligned."""
+    config, precision = small(kv_heads=kv_heads), Precision.of(dtype)
+    more, less = (
+        prefill_peak(PlannedRun(config, precision, batch=1, context=n, chunk=512, cuda=True))
+        for n in (4001, 4000)
+    )
+    found = 512 * (1 + 2 * int(dtype[-2:]) // 8) + copies
+    assert found < more - less < 1.1 * found  # with what the plan lacks
+
+
 def test_masked_shared_keys_cost_more_on_a_gpu():
     config, own = small(), small(kv_heads=8)
     args = {"precision": Precision.of("bfloat16"), "batch": 1}
