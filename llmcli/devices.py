@@ -15,6 +15,7 @@ from llmcli import processor
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.graph.precision import WIDE
 from llmcli.limits import free_memory
+from llmcli.records.machine import CUDA_OPTIONS
 
 DTYPES = {
     "float64": torch.float64,
@@ -27,8 +28,8 @@ DTYPES = {
 def resolve_device(name: str) -> torch.device:
     """`auto` (CUDA, else the CPU), `cpu`, `cuda`, `cuda:1` or `mps`.
 
-    `auto` excludes Apple's GPU, where llmcli is untested. Raises UsageError for other names and for
-    a missing device.
+    `auto` excludes Apple's GPU, where llmcli is untested. For CUDA, `CUDA_OPTIONS` are set. Raises
+    UsageError for other names and for a missing device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +44,13 @@ def resolve_device(name: str) -> torch.device:
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UsageError("there is no device `mps` here", hint="use `--device cpu`")
+    if kind == "cuda":
+        cudnn, tf32, narrow = CUDA_OPTIONS.values()
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        products = torch.backends.cuda.matmul
+        products.allow_tf32 = tf32
+        products.allow_bf16_reduced_precision_reduction = narrow
+        products.allow_fp16_reduced_precision_reduction = narrow
     return torch.device(name)
 
 
@@ -57,7 +65,7 @@ def check_dtype(name: str, device: torch.device) -> None:
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether the device has bfloat16 instructions."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "mps" or processor.has_bfloat16()
 
 
@@ -136,9 +144,13 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Free memory of `device` in bytes, within a container's limit; None if unknown."""
+    """Free memory of `device` in bytes, within a container's limit; None if unknown.
+
+    On CUDA with what PyTorch keeps of freed tensors for later ones.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     return free_memory()
 
 

@@ -15,6 +15,7 @@ from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.selftest.measure.arithmetic import compare_captured, copied, difference
 from llmcli.decoder.decoder import Decoder
+from llmcli.decoder.steps import GraphRecorder
 from llmcli.engine.session import Session
 from llmcli.graph.precision import Precision
 from llmcli.loading.load import load_checkpoint
@@ -141,6 +142,26 @@ def test_decoding_beside_the_processor(name, dtype):
     worst = max if dtype != torch.bfloat16 else median
     assert worst(off) <= BOUNDS[dtype], off
     assert there.by_length or there.steps.off is None
+
+
+def test_after_a_capture_that_cuda_cannot_end_the_next_one_succeeds():
+    """The host may not wait for a stream that is captured."""
+    recorder, waits = GraphRecorder(torch.device("cuda")), [True]
+    x = torch.ones(4, device="cuda")
+
+    def step():
+        y = x + 1
+        if waits and torch.cuda.is_current_stream_capturing():
+            y.tolist()
+        return y
+
+    with pytest.raises(RuntimeError):
+        recorder.capture(step, lambda: None, None)
+    torch.cuda.empty_cache()
+    waits.clear()
+    graph, out, _ = recorder.capture(step, lambda: None, None)
+    graph.replay()
+    assert out.tolist() == [2] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

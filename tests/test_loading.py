@@ -11,6 +11,7 @@ from decoder_parameters import parameters_of
 from planned import departures
 from rich.console import Console
 from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, loaded, write_gpt2, write_llama
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llmcli import devices, processor
 from llmcli.checkpoints import open_checkpoint
@@ -175,6 +176,24 @@ def test_auto_leaves_apples_gpu_to_who_names_it(monkeypatch):
     mps = devices.resolve_device("mps")
     assert mps.type == "mps"
     assert devices.float64_device(mps).type == "cpu"
+
+
+def test_products_and_attention_of_a_cuda_device_are_set(monkeypatch):
+    products, kinds = torch.backends.cuda.matmul, ("bf16", "fp16")
+    names = ["allow_tf32", *(f"allow_{kind}_reduced_precision_reduction" for kind in kinds)]
+    before = [getattr(products, name) for name in names]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+            for name in names:
+                setattr(products, name, True)
+            assert devices.resolve_device("cuda:1") == torch.device("cuda:1")
+            assert not any(getattr(products, name) for name in names)
+            assert torch.backends.cuda.flash_sdp_enabled()
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(products, name, value)
 
 
 def test_a_broken_tokenizer_matters_only_for_text(tmp_path):

@@ -10,21 +10,23 @@ Axes: B sequences, T tokens, V vocabulary.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from llmcli.errors import first_line
+from llmcli.devices import free_unreferenced
+from llmcli.errors import as_out_of_memory, first_line
 from llmcli.kernels import program
 from llmcli.nn.state import RecordedStep, State
 from llmcli.nn.step import Clock, ReplayClock, RopeTables
 from llmcli.weights.weight import Weight
 
 FIRST_BUCKET = 256  # slots
-_WARM_UPS = 2  # runs before a capture: libraries choose kernels and allocate in the first ones
+_WARM_UPS = 2  # runs before the first capture: libraries choose kernels and allocate in them
 
 # Logits `[B, 1, V]` of ids `[B, 1]`, a state, its lengths on the host, `Step.fixed`, and a clock
 Run: TypeAlias = Callable[[Tensor, State, Sequence[int], tuple[Tensor, int], Clock | None], Tensor]
@@ -34,6 +36,10 @@ RunAt: TypeAlias = Callable[[Tensor, Tensor, Clock | None], Tensor]
 
 class NotRecordable(Exception):
     """A step cannot be recorded; the message says why."""
+
+
+class NoMemory(NotRecordable):
+    """A step cannot be recorded for want of memory."""
 
 
 class Steps:
@@ -54,12 +60,13 @@ class Steps:
 
         `run` computes a step of one token per sequence that reads `slots` slots. Several tokens
         belong to one sequence (lanes). The first step of a state is not recorded, since it may be
-        the only one. A failed recording is not tried again, and leaves the state as it was.
+        the only one. A failed recording is not tried again, and leaves the state as it was; if it
+        lacked memory, even after freeing some, it is tried for another state or number of slots.
         """
         tokens = ids_BT.shape[1]
         if self.recorder is None or torch.compiler.is_compiling():
             return None
-        if not self.recorder.accepts(state, tokens, clock):
+        if slots == state.unrecorded or not self.recorder.accepts(state, tokens, clock):
             return None
         if tokens > 1 and not state.rewinds and not state.recorded:
             # a single step shows whether our kernels compute everything: only they can write to
@@ -99,15 +106,21 @@ class Steps:
             if before is not None:
                 state.restore(before)
 
-        try:
-            step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
-        except NotRecordable as why:
-            self.recorder, self.off = None, str(why)
+        for _ in range(2):
+            try:
+                step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
+                state.recorded[tokens, slots], state.unrecorded = step, None
+                return step
+            except NoMemory:
+                state.unrecorded = slots
+            except NotRecordable as why:
+                self.recorder, self.off = None, str(why)
             state.recorded.clear()  # no longer used, but their memory may be scarce
             undo()
-            return None
-        state.recorded[tokens, slots] = step
-        return step
+            if self.recorder is None:
+                break
+            free_unreferenced()  # what PyTorch keeps is not given to a capture
+        return None
 
 
 class KernelRecorder:
@@ -209,7 +222,7 @@ class GraphRecorder:
         self, run: RunAt, undo: Callable[[], None], ids_BT: Tensor, starts: Sequence[int],
         state: State, clock: ReplayClock | None,
     ) -> GraphStep:  # fmt: skip
-        """Capture the step and run it. Raises NotRecordable."""
+        """Capture the step and run it. Raises NotRecordable, and NoMemory."""
         positions_B, others = state.lengths_B, list(state.recorded.values())
         assert positions_B is not None
         ids_B1, pool = ids_BT.new_zeros(ids_BT.shape), None
@@ -218,9 +231,10 @@ class GraphRecorder:
         ids_B1.copy_(ids_BT)
         try:
             graph, logits, pool = self.capture(lambda: run(ids_B1, positions_B, None), undo, pool)
+            graph.replay()
         except RuntimeError as error:
-            raise NotRecordable(f"the capture failed: {first_line(error)}") from error
-        graph.replay()
+            kind = NotRecordable if as_out_of_memory(error) is None else NoMemory
+            raise kind(f"the capture failed: {first_line(error)}") from error
         return GraphStep(graph, logits, ids_B1, pool)
 
     def capture(
@@ -229,25 +243,47 @@ class GraphRecorder:
         """The graph of `step`, the tensor with each replay's result, and its memory pool.
 
         `undo` reverts the changes of a step that ran (a captured step does not run). `pool`: the
-        returned pool of another graph, None at first. Raises RuntimeError if it is impossible.
+        returned pool of another graph, None at first. Raises the step's RuntimeError, or CUDA's.
         """
         with torch.cuda.device(self._device):
-            if self._stream is None:
+            first = self._stream is None
+            if first:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             pool = torch.cuda.graph_pool_handle() if pool is None else pool
             graph = torch.cuda.CUDAGraph()
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                for _ in range(_WARM_UPS):
-                    step()
-                    undo()
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    out = step()
-                finally:
-                    graph.capture_end()
-            torch.cuda.current_stream().wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(self._stream):
+                    for _ in range(_WARM_UPS if first else 1):  # other sizes, other kernels
+                        step()
+                        undo()
+                    with _capturing(graph, pool):
+                        out = step()
+            finally:
+                torch.cuda.current_stream().wait_stream(self._stream)
         return graph, out, pool
+
+
+@contextmanager
+def _capturing(graph: Any, pool: Any) -> Iterator[None]:
+    """Capture launches on the current stream; the first error ends the capture and is raised.
+
+    If CUDA cannot end it, `capture_end` raises before PyTorch's allocator leaves the pool (2.11 to
+    2.13, `CUDAGraph.cpp`). Then `empty_cache` and the next capture would fail.
+    """
+    try:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        yield
+        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):
+            if torch.cuda.is_current_stream_capturing():  # not if only the graph was not made
+                graph.capture_end()
+        with suppress(RuntimeError):  # raised if the allocator has left it: the graph releases it
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 class GraphStep:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llmcli.decoder.decoder import Decoder, inference
 from llmcli.devices import release_freed_memory, require_memory
-from llmcli.graph.memory import PROMPT_CHUNK
+from llmcli.graph.memory import prompt_chunk
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, Tap
 
@@ -79,6 +79,11 @@ class Session:
     def lengths(self) -> list[int]:
         """Number of tokens read per sequence; during a call, those before it."""
         return self.state.lengths
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of each sequence that a call of `prefill` reads."""
+        return prompt_chunk(self.decoder.device.type, len(self.lengths))
 
     @property
     def ids(self) -> list[list[int]]:
@@ -156,16 +161,17 @@ class Session:
         self,
         prompts: Sequence[Sequence[int]],
         *,
-        chunk: int = PROMPT_CHUNK,
+        chunk: int | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         **watch: Unpack[Watch],
     ) -> Tensor:
         """Read one prompt per sequence in calls of at most `chunk` tokens; returns logits `[B, V]`.
 
-        Chunks bound the memory of attention. Final norm and head are computed only at ends of
-        prompts. `on_prefill(done, total)` is called with the tokens read after each call. Raises
-        ValueError if the prompts do not fit the session.
+        Chunks (default: `self.chunk`) bound the memory of attention. Final norm and head are
+        computed only at ends of prompts. `on_prefill(done, total)` is called with the tokens read
+        after each call. Raises ValueError if the prompts do not fit the session.
         """
+        chunk = chunk or self.chunk
         totals = [past + len(prompt) for past, prompt in zip(self.lengths, prompts, strict=True)]
         done, total = 0, sum(map(len, prompts))
         last_BV: Tensor | None = None
@@ -334,8 +340,8 @@ class Session:
             self._on_reprefill(longest)
         self._kept = {}
         self.state.rewind([0] * len(rows))
-        for start in range(0, longest, PROMPT_CHUNK):
-            parts = [row[start : start + PROMPT_CHUNK] for row in rows]
+        for start in range(0, longest, self.chunk):
+            parts = [row[start : start + self.chunk] for row in rows]
             self.extend(parts, logits="none", totals=totals, edits=edits)
 
 

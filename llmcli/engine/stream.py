@@ -68,7 +68,7 @@ def stream(
 
     Sample i of every prompt only depends on `sample_seed(sampling.seed, i)`: the text equals that
     of a single run with this seed, up to rounding of the logits. `on_prefill(done, total)` is
-    called with the prompt tokens read, every 512 tokens of the longest prompt,
+    called with the prompt tokens read, after each chunk of the longest prompt,
     `on_reprefill(tokens)` when all are read again (`Session`). `speculation` is used for a single
     sequence.
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from llmcli.config.attention import seen_keys
 from llmcli.config.model import LayerConfig, ModelConfig
 from llmcli.graph.graph import Place, graph
-from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.graph.node import Node, State
 from llmcli.graph.ops import Gate, LookUp, Mix, Project, Rotate
 from llmcli.graph.plan import parameters, plan
@@ -49,7 +48,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
 
 
 def prompt_calls(
-    *, batch: int, tokens: int, past: int = 0, chunk: int = PROMPT_CHUNK
+    *, batch: int, tokens: int, past: int = 0, chunk: int
 ) -> Iterator[tuple[Call, Logits]]:
     """The forward calls for `batch` prompts of `tokens` tokens, `chunk` at a time.
 

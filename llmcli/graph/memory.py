@@ -28,7 +28,8 @@ from llmcli.graph.routing import ExpertProject, SumExperts
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.records.info import MemoryNeed, StateNeed
 
-PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
+PROMPT_CHUNK = 512  # tokens of a sequence per prefill call, at least (`prompt_chunk`)
+_CUDA_ROWS = 2048  # of all sequences on CUDA: fewer calls, each of which reads all weights
 # Numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`).
 HEAD_NUMBERS = 1 << 19
 # Small tensors that the plan lacks, such as sums of rows and orders of experts: 5 % were measured.
@@ -48,16 +49,22 @@ _CODE_OF_KERNELS = 27 << 20
 # Code that oneDNN generates and caches per 16-bit product and number of rows. Measured with
 # AVX512-BF16 and one thread.
 _GENERATED = 600 << 10
-_CUBLAS = 32 << 20  # PyTorch's workspace for cuBLAS on Hopper; 8 MiB on others
+# PyTorch's workspaces for cuBLAS on Hopper, of prompts and of captured steps; on others 8 MiB each.
+_CUBLAS = 2 * 32 << 20
+
+
+def prompt_chunk(device: str, batch: int) -> int:
+    """Tokens of each of `batch` sequences per prefill call on that type of device."""
+    return max(PROMPT_CHUNK, _CUDA_ROWS // batch if device == "cuda" else 0)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     """A run with `batch` sequences of `context` tokens in a precision.
 
-    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
-    is counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
-    that dtype alone. Prompts are processed `chunk` tokens at a time.
+    `cuda`: on a GPU, where masked attention copies shared keys for every head; only GPU memory is
+    counted. `native`: the processor has bfloat16 multiplication, which makes a difference in that
+    dtype alone. Prompts are processed `chunk` tokens at a time; None: as a session does.
     """
 
     config: ModelConfig
@@ -67,7 +74,12 @@ class PlannedRun:
     context: int
     cuda: bool = False
     native: bool = False
-    chunk: int = PROMPT_CHUNK
+    chunk: int | None = None
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of each sequence in a call, if the prompt has so many."""
+        return self.chunk or prompt_chunk("cuda" if self.cuda else "cpu", self.batch)
 
 
 def prefill_peak(run: PlannedRun) -> int:
@@ -96,7 +108,7 @@ class _Chunk:
 
     def __init__(self, run: PlannedRun) -> None:
         self.model, self.precision = model, precision = graph(run.config), run.precision
-        self.batch, self.tokens, self.keys = run.batch, min(run.context, run.chunk), run.context
+        self.batch, self.tokens, self.keys = run.batch, min(run.context, run.at_once), run.context
         self.cuda, self.native = run.cuda, run.native and precision.dtype == "bfloat16"
         self.rows = self.batch * self.tokens
         self.size, self.kept = DTYPE_BYTES[precision.dtype], DTYPE_BYTES[precision.cache]
@@ -251,10 +263,11 @@ class _Chunk:
             found += copied
         if self._is_masked(op.window):
             found += tokens * keys * self.size  # the mask as 0 and -∞
-            if self.cuda and heads != few:
-                # no fused kernel: keys and values are copied for every head, in float32
-                each = self.size + (4 if self.size < 4 else 0)
-                found += self.batch * heads * keys * (dims * each + tokens * 2 * wide)
+            if self.cuda:
+                found += tokens * keys * self.size  # and again, in aligned rows
+                each = dims * self.size if heads != few else 0  # keys and values for every head
+                each += 2 * tokens * wide if self.size > 4 else 0  # scores, pattern: not fused
+                found += self.batch * heads * keys * each
         if self.size < 4 and self.native and not self.cuda:
             # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
             found += copied + 2 * _TILE[0] * _TILE[1] * self.size
@@ -360,9 +373,9 @@ def _runtime(run: PlannedRun) -> int:
             leaf = (spec.shares or spec.name).split(".", 2)[2]
             parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)
     products = {(leaf, *shapes) for (_, leaf), shapes in parts.items()}
-    chunks = 2 if run.context > run.chunk else 1  # the last one has fewer rows
+    chunks = 2 if run.context > run.at_once else 1  # the last one has fewer rows
     # experts have any number of rows, in lots (`ops.linear`)
-    lots = -(-min(run.context, run.chunk) // 32)
+    lots = -(-min(run.context, run.at_once) // 32)
     each = (lots if len(shapes[0]) == 3 else chunks for _, *shapes in products)
     return _CODE[short] + _GENERATED * sum(each)
 

@@ -20,7 +20,6 @@ from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.graph import Graph, graph
-from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.graph.node import State as NodeState
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of
@@ -110,8 +109,9 @@ class Passes:
 
         Raises NotFinite for a NaN.
         """
-        session, several = self.session(), len(self.ids) > PROMPT_CHUNK
-        proof = _Chunks(self.model, session.state, self.ids) if several else None
+        session = self.session()
+        several = len(self.ids) > session.chunk
+        proof = _Chunks(self.model, session, self.ids) if several else None
 
         def seen(first: int, name: str, tensor: Tensor) -> None:
             watch(first, name, tensor)
@@ -156,7 +156,7 @@ class Passes:
             self.progress("reading the prompt", done, total)
 
         tell(0, len(self.ids))
-        session.prefill([self.ids], chunk=PROMPT_CHUNK, tap=tap, on_prefill=tell)
+        session.prefill([self.ids], tap=tap, on_prefill=tell)
 
 
 @contextmanager
@@ -246,9 +246,9 @@ class _Chunks(_Proof):
     name = "chunks"
     words = "every chunk of the prompt, read as `generate` reads it, follows from the formulas"
 
-    def __init__(self, model: Model, state: State, ids: Sequence[int]) -> None:
-        chunks = -(-len(ids) // PROMPT_CHUNK)
-        super().__init__(model, state, ids, len(ids), max(CHUNK_ROWS, ROWS // chunks))
+    def __init__(self, model: Model, session: Session, ids: Sequence[int]) -> None:
+        chunks = -(-len(ids) // session.chunk)
+        super().__init__(model, session.state, ids, len(ids), max(CHUNK_ROWS, ROWS // chunks))
         # maps of something else are not proven here: no cache has their rows
         maps = self._maps.items()
         self._maps = {layer: of for layer, of in maps if of.score is not None or of.signed}

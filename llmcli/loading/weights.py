@@ -92,10 +92,13 @@ def ledger_of(
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
-    """Seeded random weights: matrices normal with standard deviation 0.02, norms 1, biases 0."""
+    """Seeded random weights: matrices normal with standard deviation 0.02, norms 1, biases 0.
+
+    They are drawn on the CPU, so every device has the same numbers.
+    """
     ops = (node.op for node in graph(decoder.config).nodes.values())
     neutral = {op.weight: 1.0 - op.norm.offset for op in ops if isinstance(op, Normalize)}
-    generator = torch.Generator(decoder.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
         if isinstance(weight, BlockQuantized):
@@ -107,7 +110,10 @@ def randomize(decoder: Decoder, seed: int) -> None:
         elif name.rpartition(".")[2].startswith("b"):
             slot.zero_()
         elif slot.device.type != "meta":
-            slot.normal_(0.0, 0.02, generator=generator)
+            drawn = slot
+            if slot.device.type != "cpu":  # numbers go by the strides, too
+                drawn = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype)
+            slot.copy_(drawn.normal_(0.0, 0.02, generator=generator))
 
 
 def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> None:
@@ -117,8 +123,7 @@ def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> Non
     step = max(1, (8 << 20) // columns)
     for start in range(0, rows, step):
         places = torch.arange(start, min(start + step, rows))
-        drawn = torch.empty(len(places), columns, device=generator.device)
-        drawn.normal_(0.0, 0.02, generator=generator)
+        drawn = torch.empty(len(places), columns).normal_(0.0, 0.02, generator=generator)
         weight.write(places, quantize(drawn, weight.format))
 
 

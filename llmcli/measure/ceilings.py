@@ -41,6 +41,7 @@ CACHE = 64 << 20  # taken for the last cache where the system names none
 _SHARE = 8  # at most 1/8 of the free memory is taken
 _LEAST_READ = {"cpu": 8 << 20, "cuda": 1 << 30}  # bytes a call: starting it is in the time
 _PIECE = 16 << 20  # read at a time: some 0.5 ms
+_LARGEST_PIECE = 8 << 30  # of CUDA: a dot product takes at most 2³¹ - 1 numbers there
 _LEAST_TIMES = 5  # a call is repeated
 _IN_A_ROW = 5  # calls between two events
 _MATRIX_S = 0.02  # what one product should take
@@ -181,7 +182,8 @@ def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> f
     numbers = buffer[: nbytes // 4]
     times = -(-_LEAST_READ.get(kind, nbytes) // nbytes) if cached else 1
     # on a busy processor only short reads are undisturbed: all pieces are read in turns
-    pieces = torch.split(numbers, _PIECE // 4) if kind == "cpu" and not cached else (numbers,)
+    piece = _PIECE if kind == "cpu" and not cached else _LARGEST_PIECE
+    pieces = torch.split(numbers, piece // 4)
     best = 0.0
     by_reader = zip(*(_readers(piece, times) for piece in pieces), strict=True)
     for calls, rounds in zip(by_reader, (times, times, 1), strict=True):
@@ -249,7 +251,9 @@ def _fastest_product(
     for size in _SIZES:
         if best and _MATRICES * size**2 > most:
             break
-        call = product(torch.randn(size, size, device=device))
+        # a failed capture leaves CUDA's default generator unusable (PyTorch 2.11)
+        own = torch.Generator(device)
+        call = product(torch.randn(size, size, generator=own, device=device))
         took = best_seconds([call], device, seconds / 4)
         best = max(best, 2 * size**3 / took)
         if 8 * took > min(_MATRIX_S, seconds / 2) or perf_counter() > end:
@@ -293,7 +297,8 @@ def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) ->
     best, end, done = [float("inf")] * len(calls), perf_counter() + seconds, 0
     while done < _LEAST_TIMES or perf_counter() < end:
         done += 1
-        taken = [_seconds(call, device.type) for call in calls]
+        with current(device):
+            taken = [_seconds(call, device.type) for call in calls]
         best = list(map(min, best, taken))
     return sum(best)
 

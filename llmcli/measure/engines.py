@@ -28,7 +28,7 @@ from llmcli.graph.cost import (
     total,
 )
 from llmcli.graph.graph import graph
-from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, memory_need, prefill_peak
+from llmcli.graph.memory import PlannedRun, memory_need, prefill_peak
 from llmcli.graph.ops import Score
 from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call, Logits
@@ -52,7 +52,7 @@ def planned_run(
     device: torch.device,
     *,
     context: int,
-    chunk: int = PROMPT_CHUNK,
+    chunk: int | None = None,
 ) -> PlannedRun:
     """The run of one sequence on that device."""
     cuda, native = device.type == "cuda", devices.multiplies_bfloat16(device)

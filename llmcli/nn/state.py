@@ -183,6 +183,7 @@ class State:
         # steps that are recorded with this memory, by tokens per sequence and slots
         self.recorded: dict[tuple[int, int], RecordedStep] = {}
         self.stepped = False  # a step that could have been recorded was computed
+        self.unrecorded: int | None = None  # slots of steps whose last recording lacked memory
 
     @property
     def batch(self) -> int:
@@ -218,6 +219,7 @@ class State:
         lengths_B = None if self.lengths_B is None else self.lengths_B[index]
         chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
         chosen.read_for = [self.read_for[row] for row in rows]
+        chosen.stepped = self.stepped
         return chosen
 
     def lanes(self, count: int) -> State:

@@ -47,6 +47,9 @@ def attend(
     # with a mask the CPU kernel supports grouped heads, CUDA's fused kernels do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
         return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)
+    if mask is not None and heads != kv_heads and q_BHTd.is_cuda:
+        k_BKSd, v_BKSe = (x.repeat_interleave(heads // kv_heads, 1) for x in (k_BKSd, v_BKSe))
+        kv_heads = heads
     values = v_BKSe.shape[-1]
     if q_BHTd.device.type == "cpu":
         q_BHTd, k_BKSd, v_BKSe = _of_one_size(q_BHTd, k_BKSd, v_BKSe)

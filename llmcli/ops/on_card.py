@@ -6,7 +6,8 @@ their speed has not been measured.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,11 +33,22 @@ def kernels() -> Any:
         return None
     from llmcli.kernels.triton import attention, packed, products, sampling
 
-    return SimpleNamespace(
-        attend_one=attention.attend_one, normalize=products.normalize,
-        product=products.product, packed_product=packed.packed_product,
-        routed_product=packed.routed_product, choose=sampling.choose,
+    made = (
+        attention.attend_one, products.normalize, products.product, packed.packed_product,
+        packed.routed_product, sampling.choose,
     )  # fmt: skip
+    return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
+
+
+def _launched(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """With the device of the first argument as the current one, on which Triton launches."""
+
+    @wraps(kernel)
+    def launch(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.cuda.device(x.device):
+            return kernel(x, *args, **kwargs)
+
+    return launch
 
 
 def takes(x: Tensor) -> bool:
@@ -137,8 +149,7 @@ def choose(
     output_BV: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`engine.sampling.choose` with a top-k; see `kernels.triton.sampling.choose`."""
-    with torch.cuda.device(logits_BV.device):  # on which Triton launches
-        ids_B, best_B = kernels().choose(logits_BV, k, numbers, u_B, prompt_BV, output_BV)
+    ids_B, best_B = kernels().choose(logits_BV, k, numbers, u_B, prompt_BV, output_BV)
     return ids_B, best_B
 
 

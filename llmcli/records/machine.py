@@ -8,6 +8,9 @@ from llmcli.records.document import derived
 from llmcli.records.numbers import counted
 
 MEMORY = "memory"
+# PyTorch's options on CUDA devices (`devices.resolve_device`). cuDNN makes a plan for each shape,
+# so for each length of a text; others round inputs of float32 products, and sums of 16-bit ones.
+CUDA_OPTIONS = {"cuDNN attention": False, "CUDA TF32": False, "CUDA 16-bit reductions": False}
 _LEAST = 0.2  # processors: an idle system with its clock ticks of 10 ms stays below
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import children
@@ -18,6 +19,8 @@ from llmcli.cli.group import usage_error
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.errors import UsageError
 from llmcli.kernels import native
+from llmcli.measure.machine import environment
+from llmcli.records.machine import CUDA_OPTIONS
 from llmcli.shell.configuration import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
@@ -353,6 +356,16 @@ def test_the_level_of_the_kernels_is_named(cli, kernels):
     kernels("off")
     found, document = settings(cli)
     assert found["kernels"][0] == document["environment"]["kernel_level"] == "off"
+
+
+@pytest.mark.parametrize("gpus", [(), ("NVIDIA H200",)])
+def test_options_of_cuda_are_shown_if_there_is_a_gpu(cli, gpus, monkeypatch):
+    machine = replace(environment(), gpus=gpus)
+    monkeypatch.setattr("llmcli.commands.env.command.environment", lambda: machine)
+    found, _ = settings(cli)
+    assert all(found.get(name) == ((False, "default") if gpus else None) for name in CUDA_OPTIONS)
+    line = "cuDNN attention off · CUDA TF32 off · CUDA 16-bit reductions off"
+    assert (line in " ".join(cli("env").out.split())) == bool(gpus)
 
 
 @pytest.mark.parametrize("argv", [("env",), ("tokens", "-m", "tiny", "a"), ("info", "-m", "tiny")])

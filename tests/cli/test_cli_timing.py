@@ -210,16 +210,17 @@ def test_a_trace_takes_the_place_of_the_last_one(timing, tmp_path, monkeypatch, 
 
 
 def test_the_size_of_a_trace_is_that_of_the_phases_in_it():
-    """A prompt of 1,000 tokens is read in two calls, where reading is timed."""
+    """A prompt of 1,000 tokens is read in two calls, or one on CUDA, where reading is timed."""
     layers, tokens = 1_000_000, 1000
-    refused = {}
-    for phase in ("prefill", "decode", "both"):
-        options = TimingOptions(phase=phase, max_tokens=1, trace="run.json")
-        with pytest.raises(UsageError) as error:
-            options.check_trace(layers, tokens)
-        refused[phase] = float(re.search(r"about ([\d.]+) GiB", str(error.value))[1])
-    assert refused["prefill"] == pytest.approx(2 * refused["decode"], rel=0.01)
-    assert refused["both"] == pytest.approx(3 * refused["decode"], rel=0.01)
+    for device, reading in (("cpu", 2), ("cuda", 1)):
+        refused = {}
+        for phase in ("prefill", "decode", "both"):
+            options = TimingOptions(phase=phase, max_tokens=1, trace="run.json")
+            with pytest.raises(UsageError) as error:
+                options.check_trace(layers, tokens, device)
+            refused[phase] = float(re.search(r"about ([\d.]+) GiB", str(error.value))[1])
+        assert refused["prefill"] == pytest.approx(reading * refused["decode"], rel=0.01)
+        assert refused["both"] == pytest.approx((reading + 1) * refused["decode"], rel=0.01)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")

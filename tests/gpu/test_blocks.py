@@ -269,10 +269,16 @@ def test_a_file_is_loaded_as_it_is(free):
         assert F.kl_div(found, sought, log_target=True, reduction="sum") < 0.01
 
 
-def test_drawn_numbers_are_quantized():
-    config, formats = MODELS["keys that are dense"]
-    decoder = in_blocks(config, formats, "cpu")
-    randomize(decoder, 3)
+def test_drawn_numbers_are_quantized_and_the_same_on_every_device():
+    for config, formats in ((BLOCKS["experts"], {}), MODELS["keys that are dense"]):
+        decoder = in_blocks(config, formats, "cpu")
+        randomize(decoder, 3)
+        with torch.inference_mode(), Card():
+            there = in_blocks(config, formats, "cuda")
+            randomize(there, 3)
+            for name in there.weight_names:
+                same = torch.equal(there.weight(name).dense().cpu(), decoder.weight(name).dense())
+                assert same, name
     weight = decoder.weight("blocks.0.attn.W_q")
     assert isinstance(weight, FileLayoutWeight)
     assert 0.015 < float(weight.dense().std()) < 0.025

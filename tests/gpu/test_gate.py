@@ -7,6 +7,7 @@ captured, and the replayed step is compared with that of a processor.
 from collections import Counter
 from contextlib import contextmanager
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ from zoo import MODELS
 
 from llmcli.commands.selftest.measure.arithmetic import copied
 from llmcli.decoder.decoder import Decoder
-from llmcli.decoder.steps import GraphRecorder
+from llmcli.decoder.steps import GraphRecorder, GraphStep
 from llmcli.engine.session import Session
 from llmcli.graph.precision import Precision
 from llmcli.nn.state import State
 from llmcli.nn.step import Edit
+from llmcli.ops.attention import attend
 from llmcli.parts.mlp import GatedMlp
 
 LENGTH_ROPES = {"dynamic", "dynamic, within its length", "longrope"}
@@ -196,6 +198,18 @@ def test_more_slots_other_rows_and_a_step_back(name, card):
     assert graphs == 2
 
 
+def test_shared_keys_behind_a_mask_are_given_to_every_head(card):
+    """CUDA's fused kernels do not take both."""
+    q, k, v = (torch.randn(2, heads, rows, 8) for heads, rows in ((4, 3), (2, 5), (2, 5)))
+    mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    here, there = ([x.to(device) for x in (q, k, v, mask)] for device in ("cpu", "cuda"))
+    with card.captured():
+        found = attend(*there[:3], scale=0.3, mask=there[3])
+    same([found.cpu()], [attend(*here[:3], scale=0.3, mask=mask)], 1e-6)
+    (call,) = (call for call in card.calls if "scaled_dot_product_attention" in call[0])
+    assert [x[1][1] for x in call[1:4]] == [4, 4, 4]
+
+
 def test_taps_edits_and_clocks_are_computed(card):
     ordinary, captured = pair("llama", card, [[5, 9, 2]])
     seen, marks = Counter(), Counter()
@@ -232,7 +246,6 @@ def test_a_recurrent_state_is_copied_to_capture_a_step_alone(card, monkeypatch):
     ("name", "before", "graphs"), [("mamba-2", 1, set()), ("llama", 3, {(1, 8)})]
 )
 def test_a_capture_that_fails_is_not_tried_again_and_no_graph_is_kept(name, before, graphs, card):
-    """It may fail for want of memory."""
     ordinary, captured = pair(name, card, [[5, 9, 2]])
     same(decoded(captured, ids(1, before)), decoded(ordinary, ids(1, before)))
     assert set(captured.state.recorded) == graphs
@@ -250,6 +263,55 @@ def test_a_capture_that_fails_is_not_tried_again_and_no_graph_is_kept(name, befo
         "the capture failed: operation not permitted when stream is capturing"
     )
     assert not captured.state.recorded
+
+
+@pytest.mark.parametrize("name", ["mamba-2", "llama"])
+def test_a_capture_without_memory_is_tried_for_other_slots_and_states(name, card, monkeypatch):
+    """After a second time in which graphs and reserves are freed, those steps are computed."""
+    ordinary, captured = pair(name, card, [[5], [3]])
+    recorder, tried, freed, failing = captured.decoder.steps.recorder, [], [], [2, 2, 4, 8, 8]
+    monkeypatch.setattr(
+        "llmcli.decoder.steps.free_unreferenced", lambda: freed.append(tried[-1])
+    )
+
+    def capture(step, undo, pool):
+        tried.append(max(captured.lengths))
+        if tried[-1:] != failing[:1]:
+            return card.capture(step, undo, pool)
+        failing.pop(0)
+        if len(failing) % 2:
+            return SimpleNamespace(replay=without_memory), None, None
+        step()
+        without_memory()
+
+    def without_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+
+    def run(step, *args):
+        replayed.append(tried[-1])
+        replay(step, *args)
+
+    recorder.capture, replay, replayed = capture, GraphStep.run, []
+    monkeypatch.setattr(GraphStep, "run", run)
+    same(decoded(captured, ids(2, 9)), decoded(ordinary, ids(2, 9)))
+    assert (tried, freed) == ([2, 2, 4, 4, 8, 8], [2, 2, 4, 8, 8])
+    assert not captured.state.recorded
+    for session in (ordinary, captured):
+        session.select([1, 0])
+    same(decoded(captured, ids(2, 2)), decoded(ordinary, ids(2, 2)))
+    assert (len(tried), set(captured.state.recorded)) == (7, {(1, 12)})
+    assert replayed == [4] * 3 + [10]
+    assert captured.decoder.steps.off is None
+    assert captured.decoder.steps.recorder is recorder
+
+
+def test_the_first_step_without_a_sequence_that_ended_is_captured(card):
+    ordinary, captured = pair("llama", card, [[5, 9], [3, 1]])
+    for batch, steps, graphs in ((2, 2, 1), (1, 1, 2)):
+        same(decoded(captured, ids(batch, steps)), decoded(ordinary, ids(batch, steps)))
+        assert len(card.tapes) == graphs
+        for session in (ordinary, captured):
+            session.select([0])
 
 
 # ---- what is asked of CUDA for a capture, and in which order; a card itself is in `test_gpu`
@@ -281,6 +343,7 @@ def asked(monkeypatch):
         "Stream": Stream, "CUDAGraph": Graph, "device": within, "stream": within,
         "current_stream": lambda: current, "graph_pool_handle": lambda: "pool",
         "is_current_stream_capturing": lambda: bool(log.append("asked")),
+        "current_device": lambda: 1,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     return log
@@ -301,22 +364,56 @@ def test_steps_are_warmed_up_and_undone_on_the_stream_of_the_capture(asked):
     stream = recorder._stream
     asked.clear()
     recorder.capture(step, lambda: asked.append("undo"), "its own")
-    assert "begin its own thread_local" in asked
+    assert asked[3:7] == ["step", "undo", "begin its own thread_local", "step"]  # one warm-up
     assert recorder._stream is stream
     asked.clear()
     assert not recorder.busy()
     assert asked == ["cuda:1", "asked"]
 
 
-def test_a_capture_that_fails_is_ended(asked):
-    runs = []
+@pytest.mark.parametrize("first", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "failing", ["warm-up", "begin", "begun", "step", "step end", "end", "instantiate"]
+)
+def test_a_failed_capture_is_over_and_its_first_error_is_raised(failing, first, asked, monkeypatch):
+    """If CUDA cannot `end` it, PyTorch's allocator has not left the pool."""
+    cuda, places = SimpleNamespace(capturing=False, filling=False, uses=0), failing.split()
 
-    def step():
-        runs.append(1)
-        if len(runs) > 2:
-            raise RuntimeError("not permitted")
-        return torch.ones(1)
+    def fails(place):
+        if place in places:
+            raise (first if place == places[0] else RuntimeError)(place)
 
-    with pytest.raises(RuntimeError, match="not permitted"):
-        GraphRecorder(torch.device("cuda")).capture(step, lambda: None, None)
-    assert asked[-1] == "end"
+    class Graph:
+        def capture_begin(self, **rest):
+            cuda.filling, cuda.uses = True, 1
+            fails("begin")
+            cuda.capturing = True
+            fails("begun")
+
+        def capture_end(self):
+            assert cuda.capturing
+            cuda.capturing = False
+            fails("end")
+            cuda.filling, cuda.uses = False, 0  # the graph releases it
+            fails("instantiate")
+
+    def leave(*pool):
+        assert pool == (1, "pool")
+        if not cuda.filling:
+            raise RuntimeError("not currently recording to mempool_id")
+        cuda.filling = False
+
+    def release(*pool):
+        assert pool == (1, "pool")
+        cuda.uses -= 1
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", leave, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    with pytest.raises(first, match=places[0]):
+        GraphRecorder(torch.device("cuda")).capture(
+            lambda: fails("step" if cuda.capturing else "warm-up"), lambda: None, None
+        )
+    assert cuda == SimpleNamespace(capturing=False, filling=False, uses=0)
+    assert asked[-1] == "wait"  # what the warm-ups launched comes first

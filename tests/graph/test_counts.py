@@ -1,7 +1,6 @@
 """Parameters and memory as counted from a configuration, against what really is allocated."""
 
 from dataclasses import replace
-from inspect import signature
 
 import pytest
 import torch
@@ -220,8 +219,27 @@ def test_every_type_of_model_has_an_estimate():
         assert need.prompt_bytes_estimate > need.context * config.width
 
 
-def test_a_prompt_is_read_in_the_pieces_that_are_counted():
-    assert signature(Session.prefill).parameters["chunk"].default == PROMPT_CHUNK
+@pytest.mark.parametrize(
+    ("kind", "batch", "chunk"),
+    [("cpu", 1, 512), ("cuda", 1, 2048), ("cuda", 3, 682), ("cuda", 9, 512)],
+)
+def test_a_prompt_is_read_in_the_pieces_that_are_counted(kind, batch, chunk, monkeypatch):
+    session, read = Session(decoder_in(small(), FLOAT32, "meta"), batch, 5000), []
+    monkeypatch.setattr(session.decoder, "device", torch.device(kind))
+    monkeypatch.setattr(
+        session, "extend", lambda parts, **rest: read.append(len(parts[0])) or torch.ones(batch, 1)
+    )
+    session.prefill([[0] * (2 * chunk)] * batch)
+    assert read == [chunk, chunk]
+    run = PlannedRun(small(), FLOAT32, batch=batch, context=5000, cuda=kind == "cuda")
+    assert prefill_peak(run) == prefill_peak(replace(run, chunk=chunk))
+    assert prefill_peak(run) < prefill_peak(replace(run, chunk=chunk + 1))
+
+
+def test_each_stream_of_a_gpu_has_a_workspace():
+    """Prompts are read on one, steps are captured on another."""
+    run = PlannedRun(small(), FLOAT32, batch=1, context=64, cuda=True)
+    assert memory_need(run).runtime_bytes_estimate == 2 * (32 << 20)
 
 
 def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():
@@ -267,10 +285,29 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
         assert more == 4 * one + router + 2 * lots * one
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_heads", "copies"),
+    [
+        ("float32", 8, 0),
+        ("float32", 2, 8 * (32 + 32) * 4),  # key and value for every head
+        ("float64", 8, 8 * 2 * 512 * 8),  # scores and pattern
+    ],
+)
+def test_what_a_further_key_takes_on_a_gpu(dtype, kv_heads, copies):
+    """Its column of the mask: as it is, in the queries' dtype, and aligned."""
+    config, precision = small(kv_heads=kv_heads), Precision.of(dtype)
+    more, less = (
+        prefill_peak(PlannedRun(config, precision, batch=1, context=n, chunk=512, cuda=True))
+        for n in (4001, 4000)
+    )
+    found = 512 * (1 + 2 * int(dtype[-2:]) // 8) + copies
+    assert found < more - less < 1.1 * found  # with what the plan lacks
+
+
 def test_masked_shared_keys_cost_more_on_a_gpu():
     config, own = small(), small(kv_heads=8)
     args = {"precision": Precision.of("bfloat16"), "batch": 1}
-    for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
+    for context, more in ((2048, False), (4000, True)):
         gpu, alone = (
             memory_need(PlannedRun(one, **args, context=context, cuda=True)).prompt_bytes_estimate
             for one in (config, own)

@@ -1,5 +1,6 @@
 """What this machine can do at most: which sets are read, that all of them is, and by whom."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -190,6 +191,14 @@ def test_what_lies_in_memory_is_read_in_pieces_and_all_of_it(readers):
     assert [len(calls) for calls in readers(numbers, 40 * MIB, cached=True)[1]] == [1, 1, 1]
 
 
+def test_no_dot_product_is_longer_than_cuda_takes(monkeypatch):
+    lengths = []
+    monkeypatch.setattr(torch, "dot", lambda x, y: lengths.append(len(x)))
+    monkeypatch.setattr(module, "best_seconds", lambda calls, *rest: len([one() for one in calls]))
+    module.read_rate(torch.empty(5 << 30, device="meta"), 20 << 30, 1.0, cached=False)
+    assert lengths == [1 << 30, 1 << 30, 1 << 29]
+
+
 def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch):
     measured, cached = iter((5.0, 7.0, 1.0, 3.0)), []
 
@@ -221,7 +230,9 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr(module, "best_seconds", seconds)
+    drawn = torch.get_rng_state()
     found = module.matrix_rate(CPU, "bfloat16", 0.02)
+    assert torch.equal(torch.get_rng_state(), drawn)  # by a generator of its own
     assert found.way == way
     assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
 
@@ -291,11 +302,13 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
     fake = SimpleNamespace(
         Event=FakeEvent,
         get_device_properties=lambda device: SimpleNamespace(L2_cache_size=50 * MIB),
+        device=lambda device: nullcontext(entered.append(str(device))),
     )
     monkeypatch.setattr(torch, "cuda", fake)
-    device = torch.device("cuda:0")
+    device, entered = torch.device("cuda:1"), []
     assert module.device_caches(device, 7) == caches("L2", 50 * MIB)
     assert module.best_seconds([call], device, 0.0) == 0.5
+    assert {*entered} == {"cuda:1"}  # whose stream the events are recorded on
 
 
 @pytest.mark.gpu

@@ -36,7 +36,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Chunks of four tokens."""
-    monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
+    monkeypatch.setattr(Session, "chunk", 4)
 
 
 ARITHMETIC = [torch.float32, pytest.param("packed", marks=needs_kernels)]

@@ -15,6 +15,7 @@ from zoo import MODELS
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.config.experts import ExpertGroups
+from llmcli.engine.session import Session
 from llmcli.inspect.passes import Passes
 from llmcli.parts import experts
 
@@ -111,7 +112,7 @@ def test_where_all_are_chosen_nothing_is_refused():
 def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
     of = random_model(MODELS[name])
     whole = measured(of)
-    monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
+    monkeypatch.setattr(Session, "chunk", 4)
     chunked = measured(of)
     assert red(chunked.checks) == set()
     assert "chunks" in {check.name for check in chunked.checks}

@@ -60,7 +60,7 @@ def test_headers_give_the_arithmetic_that_a_run_would_choose(
     tmp_path, monkeypatch, bfloat16, level
 ):
     monkeypatch.setattr(processor, "has_bfloat16", lambda: bfloat16)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda on: (8 if bfloat16 else 7, 5))
     monkeypatch.setattr(native, "level", lambda: level)
     file = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
     real = prepare(file)
@@ -88,6 +88,17 @@ def test_the_processor_is_the_one_that_runs_see():
     assert known is not None
     assert abs(own.free_bytes - known) < 2**30  # others work on this machine meanwhile
     assert machine_devices({"CUDA_VISIBLE_DEVICES": ""})[-1].device == "cpu"
+
+
+def test_a_cuda_device_is_asked_and_not_the_current_one(monkeypatch):
+    """What PyTorch keeps of freed tensors is free."""
+    on, said = torch.device("cuda:1"), {"mem_get_info": (5, 100), "get_device_capability": (7, 5)}
+    for name, value in (said | {"memory_reserved": 30, "memory_allocated": 10}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda asked, value=value: {on: value}[asked])
+    assert devices.available_bytes(on) == 25
+    assert not devices.multiplies_bfloat16(on)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert devices.multiplies_bfloat16(on)
 
 
 def test_free_memory_is_within_the_limit_of_the_container(tmp_path):

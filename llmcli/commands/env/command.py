@@ -21,6 +21,7 @@ from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
+from llmcli.records.machine import CUDA_OPTIONS
 from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read
 from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
@@ -45,6 +46,9 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: Any) -> None:
     machine = environment()
     if threads.isdecimal():
         machine = replace(machine, threads=int(threads))
+    if machine.gpus:
+        of_cuda = CUDA_OPTIONS.items()
+        found += tuple(_setting(name, on, "on" if on else "off") for name, on in of_cuda)
     report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
     out.present(lambda: render_environment(report), members(report), environment=machine)
 

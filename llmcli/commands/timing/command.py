@@ -99,15 +99,15 @@ class TimingOptions:
         False, "--force", "Write the trace even if it is very large.", needs=("--trace",)
     )
 
-    def check_trace(self, layers: int, tokens: int) -> None:
+    def check_trace(self, layers: int, tokens: int, device: str) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
         from llmcli.commands.timing.trace import trace_size
-        from llmcli.graph.memory import PROMPT_CHUNK
+        from llmcli.graph.memory import prompt_chunk
 
         if self.trace is not None:
             calls = self.new_tokens
             if "prefill" in self.phases:
-                calls += -(-tokens // PROMPT_CHUNK)
+                calls += -(-tokens // prompt_chunk(device, 1))
             smaller = "write fewer tokens with --max-tokens"
             nbytes = trace_size(layers, calls)
             check_size(self.trace, nbytes, force=self.force, smaller=smaller)
@@ -273,7 +273,7 @@ def _ids(
             f"the prompt of {both} not fit the context of {room}",
             hint=f"{fewer}{larger}shorten the prompt",
         )
-    timing.check_trace(len(model.config.layers), len(ids))
+    timing.check_trace(len(model.config.layers), len(ids), model.device.type)
     return ids
 
 

@@ -372,7 +372,7 @@ def test_memory_is_that_of_the_device_and_not_of_the_processor(kind, monkeypatch
     """A GPU multiplies bfloat16 beside a processor that may not."""
     monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device(kind))
     monkeypatch.setattr(devices.processor, "has_bfloat16", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     found = WorkCounter(config=llama(), precision=BFLOAT16).memory_bytes(
         SpeedTest(n_prompt=900, n_gen=0), 512
     )

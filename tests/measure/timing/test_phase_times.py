@@ -22,7 +22,6 @@ from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.graph import graph
-from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.loading.load import load
 from llmcli.measure import runs as measured_runs
 from llmcli.nn.step import Step
@@ -107,9 +106,10 @@ def test_the_peak_is_that_of_stages_and_phases_and_the_working_set_grows_with_ke
     assert long - short == 20 * key
 
 
-def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls():
-    """513 tokens: 512 are read by GEMMs and the last one by GEMVs."""
-    prompt, model = ids(1, PROMPT_CHUNK + 1)[0].tolist(), small("window")
+def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls(monkeypatch):
+    """65 tokens: 64 are read by GEMMs and the last one by GEMVs."""
+    monkeypatch.setattr(Session, "chunk", 64)
+    prompt, model = ids(1, 65)[0].tolist(), small("window")
     report = timed(model, prompt, new_tokens=0, phases=("prefill",))
     (prefill,) = report.phases
     assert not red(report.checks) - {"adds_up"}

@@ -220,9 +220,10 @@ def compare_captured(
 ) -> tuple[float, tuple[int, ...]]:
     """Decode the same tokens after prompts with captured and with computed steps.
 
-    Returns the largest difference of two logits (0 on a GPU, where both launch the same kernels;
-    rounding on a CPU, which runs the GPU's step eagerly) and the slots of each captured graph. To
-    cross a bucket border, prompt and steps must be longer than `decoder.first_bucket`.
+    Returns the largest difference of two logits and the slots of each captured graph. The
+    difference is 0 on a GPU if both launch the same kernels: with Triton's, only captured steps
+    apply the activation within a product. On a CPU, which runs the GPU's step eagerly, it is
+    rounding. To cross a bucket border, prompt and steps must be longer than `decoder.first_bucket`.
     """
     tokens: list[Tensor] = []
     expected, _ = _decoded(decoder, prompts, steps, tokens, clock=lambda name: None)

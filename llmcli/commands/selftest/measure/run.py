@@ -239,7 +239,7 @@ def measure_shape(
     progress(f"{one.name}: building", 0, 3)
     cuda, config = device.type == "cuda", one.config
     precision, context = precision_of(device, config), PROMPT + TOKENS * (ROUNDS + 1)
-    need = memory_need(planned_run(config, precision, device, context=context))
+    need = memory_need(planned_run(config, precision, device, context=context, chunk=PROMPT))
     devices.require_memory(
         need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )

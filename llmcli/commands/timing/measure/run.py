@@ -161,7 +161,7 @@ class Workload:
         """The forward calls of a phase."""
         if phase == "decode":
             return decode_calls(batch=1, tokens=self.new_tokens, past=len(self.ids))
-        return prompt_calls(batch=1, tokens=len(self.ids))
+        return prompt_calls(batch=1, tokens=len(self.ids), chunk=self.session.chunk)
 
     def marks(self, phase: Phase) -> tuple[str, ...]:
         """The marks that a run of it makes: of each call first its own, then its activations."""
