@@ -34,11 +34,15 @@ class LayerConfig:
     """One block: one to three sublayers `x + Σ branches`, in sequence.
 
     `scale` multiplies the block's output, as does a scalar parameter if `scaled`. With parallel
-    branches, `sum_norm` normalizes their sum before it is added; these have no multipliers.
+    branches, `sum_norm` normalizes their sum before it is added; these have no multipliers. With
+    `norms_stream` a sublayer adds to its normalized input, `norm(x) + Σ branches`, if its first
+    branch has a pre-norm. So post-norm blocks, `norm(x + part(x))`, have each norm in the sublayer
+    after, and the last one is the final norm.
     """
 
     sublayers: tuple[tuple[Branch, ...], ...]
     sum_norm: NormConfig | None = None
+    norms_stream: bool = False
     scale: float = 1.0
     scaled: bool = False
 
@@ -113,6 +117,11 @@ class ModelConfig:
     head: HeadConfig
     bos: int | None = None
     eos: tuple[int, ...] = ()
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether its blocks are post-norm, see `LayerConfig`: the embeddings have no norm."""
+        return any(one.norms_stream and not next(one.branches).pre_norm for one in self.layers[:1])
 
     def room(self, wanted: int | None = None) -> int:
         """Tokens that it may read: `wanted`, else its context, and at most its learned positions.

@@ -177,6 +177,15 @@ BLOCKS: dict[str, ModelConfig] = {
     "norms before and after": twice(block(
         branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
     )),
+    "post-norm, narrow embeddings": llama(
+        block(branch(ATTENTION, None), branch(PLAIN, LAYER), norms_stream=True),
+        block(branch(ATTENTION), [branch(GATED), branch(mixture(norm=RMS))], norms_stream=True),
+        block(
+            [branch(ATTENTION), branch(GATED, None, shares_norm=True)], sum_norm=RMS,
+            norms_stream=True,
+        ),
+        embedding=EmbeddingConfig(size=10, norm=LAYER), head=HeadConfig(tied=True),
+    ),
     "parallel with one norm": twice(block(
         [branch(ATTENTION), branch(GATED, None, shares_norm=True)],
     )),

@@ -219,6 +219,11 @@ def require_supported(config: ModelConfig) -> None:
             raise UnsupportedModel(
                 f"the ladder has no rungs for {what}, which block {number} has", hint=hint
             )
+        if layer.norms_stream:
+            raise UnsupportedModel(
+                "the ladder has no rungs for post-norm blocks, or norms of the residual stream",
+                hint=others,
+            )
     if all(layer.attention is None for layer in config.layers):
         raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=dense)
 
