@@ -150,7 +150,7 @@ def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
 def bloom(m: Draft) -> None:
     """BLOOM (BigScience 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
     if m.hf and m.values.flag("apply_residual_connection_post_layernorm", False):
-        raise UnsupportedModel(f"this `bloom` is not supported{needs(['a normalized residual'])}")
+        m.change = lambda number, layer: replace(layer, norms_stream=True)
     m.layer_norms(bias=True)
     m.set_ffn(gated=False, bias=True)
     heads = m.attention[0].heads

@@ -29,6 +29,7 @@ from llmcli.cli.app import main
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
+from llmcli.commands.info.measure import measure_info
 from llmcli.commands.lens.measure import measure_lens
 from llmcli.commands.load.measure.run import check_files
 from llmcli.commands.load.report import OUTLIERS
@@ -300,8 +301,12 @@ def outliers(checkpoint):
 
 
 @pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
-def test_there_is_no_outlier_in_the_zoo(checkpoints, name):
-    assert outliers(open_checkpoint(checkpoints(name))) == ""
+def test_a_file_of_the_zoo_is_green(checkpoints, name):
+    """What `load --check` and `info` check of it, outliers too."""
+    checkpoint = open_checkpoint(checkpoints(name))
+    checks = *check_files(checkpoint, LoadTimings()).checks, *measure_info(checkpoint, ()).checks
+    assert {OUTLIERS, "ledger", "stored_numbers"} <= {check.name for check in checks}
+    assert [check for check in checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -46,7 +46,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     r.node("embed" if size is None else "narrow", look_up, name="embed", words=looked_up)
     if size is not None:
         r.sizes["De"] = size
-        r.parameter("embed_proj.W", "De D", "embed_proj", letter="W_in", transposed=True)
+        r.parameter("embed_proj.W", "De D", "embed_proj", letter="W_ED", transposed=True)
         product = Project(source="embed", weight="embed_proj.W", over="De", columns="D")
         r.node("embed_proj", product)
     if embedding.norm is not None:
@@ -73,7 +73,7 @@ def head_graph(head: HeadConfig, source: str, size: int | None) -> PartGraph:
     r, over = Rows("", _HEAD_ROWS, "head", layer=None), "D"
     if size is not None:
         r.sizes["De"], over = size, "De"
-        r.parameter("head_proj.W", "D De", "head_proj", letter="W_out", transposed=True)
+        r.parameter("head_proj.W", "D De", "head_proj", letter="W_DE", transposed=True)
         projected = Project(source=source, weight="head_proj.W", over="D", columns="De")
         source = r.node("head_proj", projected, ends=True)
     if not head.tied:

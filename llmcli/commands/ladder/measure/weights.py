@@ -219,11 +219,12 @@ def require_supported(config: ModelConfig) -> None:
             raise UnsupportedModel(
                 f"the ladder has no rungs for {what}, which block {number} has", hint=hint
             )
-        if layer.norms_stream:
-            raise UnsupportedModel(
-                "the ladder has no rungs for post-norm blocks, or norms of the residual stream",
-                hint=others,
-            )
+    for what, there in (
+        ("a normalized residual stream", any(layer.norms_stream for layer in config.layers)),
+        ("embeddings of another width", config.embedding.size is not None),
+    ):
+        if there:
+            raise UnsupportedModel(f"the ladder has no rungs for {what}", hint=others)
     if all(layer.attention is None for layer in config.layers):
         raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=dense)
 
