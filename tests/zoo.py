@@ -847,7 +847,7 @@ ZOO: tuple[Variant, ...] = (
     _one("opt-plain", "opt", enable_bias=False, layer_norm_elementwise_affine=False, ffn_dim=40,
         activation_function="gelu", tie_word_embeddings=False),
     _first("bloom", "bloom", gguf=1e-7),
-    _one("bloom-normed-stream", "bloom", apply_residual_connection_post_layernorm=True),
+    _one("bloom-normed-residual", "bloom", apply_residual_connection_post_layernorm=True),
     _one("bloom-heads", "bloom", n_head=4, tie_word_embeddings=False, layer_norm_epsilon=1e-3,
         n_layer=3, gguf=1e-7),
     _first("ministral3", "ministral3", gguf=1e-9),

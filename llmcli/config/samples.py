@@ -178,12 +178,12 @@ BLOCKS: dict[str, ModelConfig] = {
         branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
     )),
     "post-norm, narrow embeddings": llama(
-        block(branch(ATTENTION, None), branch(PLAIN, LAYER), norms_stream=True),
-        block(branch(ATTENTION), [branch(GATED), branch(mixture(norm=RMS))], norms_stream=True),
+        block(branch(ATTENTION, None), branch(PLAIN, LAYER), normed_residual=True),
         block(
-            [branch(ATTENTION), branch(GATED, None, shares_norm=True)], sum_norm=RMS,
-            norms_stream=True,
+            branch(ATTENTION), [branch(GATED), branch(mixture(norm=RMS))], sum_norm=RMS,
+            normed_residual=True,
         ),
+        block([branch(ATTENTION), branch(GATED, None, shares_norm=True)], normed_residual=True),
         embedding=EmbeddingConfig(size=10, norm=LAYER), head=HeadConfig(tied=True),
     ),
     "parallel with one norm": twice(block(

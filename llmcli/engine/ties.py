@@ -16,9 +16,9 @@ class NearTies:
     """First-order bound of rounding errors in the difference of two logits of `model`.
 
     A logit is `n·(w_f ∘ w)` with the normalized final stream n (RMS 1), the final norm's weight w_f
-    and the token's row w of the head (of `W_DE W_head`, if the head reads narrower rows).
-    Isotropic noise of the stream with relative norm σ (`stream_noise`) changes the difference of
-    two logits by σ · ‖w_f ∘ (w_1 − w_2)‖; rounding of the logits adds to that.
+    and the token's row w of the head, or of `head_proj.W` times the head. Isotropic noise of the
+    stream with relative norm σ (`stream_noise`) changes the difference of two logits by σ · ‖w_f ∘
+    (w_1 − w_2)‖; rounding of the logits adds to that.
     """
 
     def __init__(self, model: Model) -> None:

@@ -106,10 +106,10 @@ def opt(m: Draft) -> None:
 
 
 def _post_norm(number: int, layer: LayerConfig) -> LayerConfig:
-    """The block with norms of the sums that enter its parts, but of the embedding."""
+    """A post-norm block, see `LayerConfig`: the embeddings enter the first part as they are."""
     (attention,), feed_forward = layer.sublayers
     attention = attention if number else replace(attention, pre_norm=None)
-    return replace(layer, sublayers=((attention,), feed_forward), norms_stream=True)
+    return replace(layer, sublayers=((attention,), feed_forward), normed_residual=True)
 
 
 def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
@@ -150,7 +150,7 @@ def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
 def bloom(m: Draft) -> None:
     """BLOOM (BigScience 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
     if m.hf and m.values.flag("apply_residual_connection_post_layernorm", False):
-        m.change = lambda number, layer: replace(layer, norms_stream=True)
+        m.change = lambda number, layer: replace(layer, normed_residual=True)
     m.layer_norms(bias=True)
     m.set_ffn(gated=False, bias=True)
     heads = m.attention[0].heads

@@ -273,7 +273,7 @@ def _renames(
 
 
 def _norm_after(config: ModelConfig, source: str, name: str) -> Iterator[Rename]:
-    """Rules for a norm of a post-norm block, see `LayerConfig`: it is in the sublayer after."""
+    """Rules for a norm of a post-norm block: here it is in the next sublayer, see `LayerConfig`."""
     if name == "ln1":
         yield from _renames(source, "ln2")
     for after in range(1, len(config.layers) + 1) if name == "ln2" else ():

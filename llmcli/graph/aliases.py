@@ -150,7 +150,7 @@ UNLIKE = (
     ),
 )
 
-# Names of TransformerLens that in a post-norm block do not mean our norms and places of the stream.
+# TransformerLens' names of norms and places of the stream, which in post-norm blocks are not ours.
 _PRE_NORM = re.compile(r"resid_|ln\w*\.hook_|scale\d|blocks\.\d+\.hook_(in|out)$")
 
 # End of a feed-forward's last projection → the activation function's module beside it.
@@ -171,10 +171,8 @@ def others(config: ModelConfig, sources: Sources) -> dict[str, tuple[str, ...]]:
 
     Names may be missing in this model (`hook_pos_embed`); `absence_reason` gives the reason.
     """
-    found: dict[str, tuple[str, ...]] = {
-        name: (ours,) for name, ours in listed(config)
-        if not (config.post_norm and _PRE_NORM.search(name))
-    }  # fmt: skip
+    names = (one for one in listed(config) if not (config.post_norm and _PRE_NORM.search(one[0])))
+    found: dict[str, tuple[str, ...]] = {name: (ours,) for name, ours in names}
     found |= sources  # the checkpoint's rules take precedence
     for name, made in modules(config, sources):
         found.setdefault(name, made)
@@ -345,7 +343,7 @@ def _outputs(model: Graph, *, adds: bool) -> dict[str, _Output]:
     found: dict[str, _Output] = {}
     for i, layer in enumerate(model.config.layers):
         leaves = f"blocks.{i}.resid_post"
-        if model.config.post_norm:  # their block has the norm of that, too
+        if model.config.post_norm:  # the norm that follows belongs to their block
             last = i == len(model.config.layers) - 1
             leaves = "ln_final.out" if last else f"blocks.{i + 1}.ln1.out"
         for sublayer in block_names(layer, f"blocks.{i}"):

@@ -4,8 +4,8 @@ x ──┬── pre-norm ── part ── post-norm ── · multiplier ─
     ├── … a branch beside it ────────────────────────────┤
     └────────────────────────────────────────────────────┘
 
-If the sum of branches has a norm, the normalized sum is added. If a norm norms the stream, the sum
-is added to the norm's output.
+If the sum of branches has a norm, the normalized sum is added. If the residual is normed, the
+output of the first pre-norm replaces x in the sum.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class BranchNames:
     """The names of a branch: its part's input and output, norms, and the added tensor.
 
     `norm` and `post` are modules (`blocks.3.ln1`); None if there is none, or the norm is shared
-    with the branch before. `norms_stream`: the output of `norm` replaces the stream.
+    with the branch before. `normed_residual`: the output of `norm` replaces the stream.
     """
 
     config: Branch
     norm: str | None
-    norms_stream: bool
+    normed_residual: bool
     reads: str
     part: str
     output: str
@@ -96,7 +96,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
                 reads = f"{norm}.out"
             elif not branch.shares_norm:
                 reads = stream
-            norms = layer.norms_stream and norm is not None and branch is sublayer[0]
+            norms = layer.normed_residual and norm is not None and branch is sublayer[0]
             residual = reads if norms else residual
             used[kind.prefix] += 1
             times = used[kind.prefix]
@@ -112,7 +112,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
                 if post is None and branch.multiplier == 1:
                     output = update
             ends: dict[str, Any] = {"norm": norm, "reads": reads, "output": output, "post": post}
-            ends["norms_stream"] = norms
+            ends["normed_residual"] = norms
             branches.append(BranchNames(config=branch, part=part, residual_update=update, **ends))
         last = at == len(layer.sublayers) - 1
         place = "post" if last else "mid" if at == 0 else f"mid{at + 1}"
@@ -178,7 +178,7 @@ class BlockRows:
         branch, noun = one.config, part_of(one.config.part).noun
         if one.norm is not None and branch.pre_norm is not None:
             what = f"the residual stream, normalized, as it enters {noun}"
-            words, wide = (f"the norm before {noun}", what), one.norms_stream
+            words, wide = (f"the norm before {noun}", what), one.normed_residual
             source = sublayer.stream if one is sublayer.branches[0] else sublayer.residual
             yield self._norm(branch.pre_norm, one.norm, source, words, wide=wide)
         yield self._part(one, sublayer)

@@ -35,7 +35,6 @@ from llmcli.model import Model, dtype_name
 from llmcli.ops.norm import at_least_float32
 from llmcli.records.document import ViewCheck
 from llmcli.weights.packed import Packed
-from llmcli.weights.weight import Weight
 
 Target = Literal["output", "next"] | int
 
@@ -207,7 +206,7 @@ class Stream:
         # what is added, and the places of the stream, each with what its sum is multiplied by
         self._added = set(model.config.embedding.residual_updates)
         self._places: dict[str, float] = {}
-        self._begins = {"embed"}  # what replaces the stream, or is its first part
+        self._begins = {"embed"}  # the stream's first part, or its normalized replacement
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
                 self._places |= {sublayer.stream: 1.0, sublayer.stream_out: 1.0}
@@ -332,8 +331,8 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
 
     A matrix in blocks rounds its input (`Packed.quantized_input`). Where a number of the formula's
-    norm and of the model's differ by rounding only, it is rounded as the model's is. `Norm_f(h)` is
-    projected to narrower embeddings first, if the model's are.
+    norm and of the model's differ by rounding only, it is rounded as the model's is. For embeddings
+    of another width than the stream, `Norm_f(h)` is projected first.
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
@@ -341,10 +340,13 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     x_ND = normalized(at_least_float32(h_ND), config.final_norm, norm_D, bias)
     head, project = weight("head.W"), model.decoder.head_proj
     own_ND = model.decoder.ln_final(h_ND)
-    if project is not None:
-        x_ND = _entering(project, x_ND, own_ND) @ project.dense(x_ND.dtype).t()
-        own_ND = project.matmul(own_ND)
-    x_ND = _entering(head, x_ND, own_ND)
+    for matrix in (head,) if project is None else (project, head):
+        if isinstance(matrix, Packed):
+            off_N1 = ROUNDINGS * torch.finfo(own_ND.dtype).eps * x_ND.abs().amax(-1, keepdim=True)
+            rounded = matrix.quantized_input(x_ND), matrix.quantized_input(own_ND)
+            x_ND = rule.settled(x_ND, *rounded, off_N1)
+        if matrix is not head:
+            x_ND, own_ND = x_ND @ matrix.dense(x_ND.dtype).t(), matrix.matmul(own_ND)
     rows, columns = head.shape
     logits_NV = x_ND.new_empty(len(x_ND), rows)
     step = max(1, _BLOCK // columns)
@@ -355,15 +357,6 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
         logits_NV.add_(weight("head.b").dense())
     cap = config.head.cap
     return logits_NV * config.head.scale if cap is None else cap * (logits_NV / cap).tanh()
-
-
-def _entering(matrix: Weight, x_ND: Tensor, own_ND: Tensor) -> Tensor:
-    """The input of a matrix by the formula, rounded as it rounds the model's own."""
-    if not isinstance(matrix, Packed):
-        return x_ND
-    off_N1 = ROUNDINGS * torch.finfo(own_ND.dtype).eps * x_ND.abs().amax(-1, keepdim=True)
-    rounded = matrix.quantized_input(x_ND), matrix.quantized_input(own_ND)
-    return rule.settled(x_ND, *rounded, off_N1)
 
 
 def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor | None, b_D: Tensor | None) -> Tensor:

@@ -32,7 +32,8 @@ _HEAD_ROWS = """
 def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: table rows.
 
-    With a norm `embed_norm.out` is the token's part of the stream in place of `embed`.
+    With a norm `embed_norm.out` is the token's part of the stream in place of `embed`, and with
+    embeddings narrower or wider than the stream it is `embed_proj`.
 
     If all sequences are at the same positions, `pos_embed` is looked up once, `[T, D]`, and
     broadcast.
@@ -66,9 +67,8 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
 def head_graph(head: HeadConfig, source: str, size: int | None) -> PartGraph:
     """`logits_raw` and `logits`, both `[B, T, V]`, and the head's matrix unless tied.
 
-    `size`: columns of the embeddings, if they are not D: `head_proj` `[B, T, De]` is the head's
-    input.
-    They are the same tensor unless the head scales or caps logits.
+    They are the same tensor unless the head scales or caps logits. `size`: columns of the
+    embeddings, if they are not D: the head's input is `head_proj` `[B, T, De]`.
     """
     r, over = Rows("", _HEAD_ROWS, "head", layer=None), "D"
     if size is not None:

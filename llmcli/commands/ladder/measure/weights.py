@@ -220,7 +220,7 @@ def require_supported(config: ModelConfig) -> None:
                 f"the ladder has no rungs for {what}, which block {number} has", hint=hint
             )
     for what, there in (
-        ("a normalized residual stream", any(layer.norms_stream for layer in config.layers)),
+        ("a normalized residual stream", any(layer.normed_residual for layer in config.layers)),
         ("embeddings of another width", config.embedding.size is not None),
     ):
         if there:
