@@ -149,6 +149,13 @@ UNLIKE = (
         "before and after it",
     ),
 )
+# … in post-norm blocks, where the stream is normalized before it enters the next one.
+UNLIKE_POST_NORM = (
+    r"(?P<block>blocks\.[^.]+)\.hook_(?:resid_(?:pre|mid|post)|in|out)",
+    "is of a pre-norm block's residual stream, and this model is post-norm",
+    ("{block}.resid_*", "{block}.ln*.out"),
+    "before and after its norms",
+)
 
 # TransformerLens' names of norms and places of the stream, which in post-norm blocks are not ours.
 _PRE_NORM = re.compile(r"resid_|ln\w*\.hook_|scale\d|blocks\.\d+\.hook_(in|out)$")

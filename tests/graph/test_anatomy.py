@@ -261,6 +261,8 @@ def test_a_number_is_only_a_whole_part_of_a_name():
     assert numbered("h.1.attn.c_attn.weight", 1, "{0-1}") == "h.{0-1}.attn.c_attn.weight"
     assert numbered("blk.13.a", 3, "{}") == "blk.13.a"
     assert numbered("layers.0.norms.0.w h.0.a", 0, "{}") == "layers.{}.norms.0.w h.{}.a"
+    assert numbered("h.1.n", 2, "{1-2}", "{0-1}") == "h.{0-1}.n"  # a norm of the layer before
+    assert numbered("h.1.experts.0", 1, "{i}", "{i-1}") == "h.{i}.experts.0"
 
 
 @settings(max_examples=30, deadline=None)

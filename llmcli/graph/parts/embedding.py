@@ -13,17 +13,17 @@ from llmcli.graph.rows import Rows
 _ROWS = """
     embed         E   T D   embed wide  the tokens' rows of the embedding table
     narrow        E   T De  embed wide
-    embed_proj    E′  T D   embed wide  the embeddings, projected to the width
+    embed_proj    E′  T D   embed wide  the embeddings, projected to the stream's width
     pos_embed     P   T D   embed wide  the positions' rows of the table of positions
     embed.W       embedding table, a row for each token of the vocabulary
-    embed_proj.W  projection of the embeddings to the width
+    embed_proj.W  projection of the embeddings to the stream's width
     pos_embed.W   table of learned positions, a row for each
 """
 _HEAD_ROWS = """
-    head_proj    H″          T De  head       the final norm's output, as narrow as the embeddings
+    head_proj    H″          T De  head       the final norm's output, of the embeddings' width
     logits_raw   logits_raw  T V   head wide  a score for every token of the vocabulary
     logits       logits      T V   head wide  logits_raw in at least float32, for the softmax
-    head_proj.W  projection to the width of the embeddings
+    head_proj.W  projection of the final norm's output to the embeddings' width
     head.W       output head, a column for each token of the vocabulary
     head.b       bias of the output head
 """
