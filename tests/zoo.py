@@ -1052,7 +1052,9 @@ def in_blocks(config, *formats, size=64, dense=(), others=None):
         ))
         for layer in config.layers
     )  # fmt: skip
-    config = dataclasses.replace(config, width=size, layers=layers)
+    narrow = config.embedding.size and size // 2
+    embedding = dataclasses.replace(config.embedding, size=narrow)
+    config = dataclasses.replace(config, width=size, layers=layers, embedding=embedding)
     apart = {
         name for name in matrices(config)
         if name in in_no_blocks(config) or name.endswith(tuple(dense))
@@ -1094,6 +1096,7 @@ _IN_BLOCKS = {
     ),
     "chunks": "Q8_0 Q4_1",
     "norms after": "Q8_0 IQ4_NL",
+    "post-norm, narrow embeddings": "Q8_0 Q4_1",
     "parallel with one norm": "Q4_0",
     "offset norms": "Q8_0 Q4_1",
     "caps": "Q4_1 Q8_0",
