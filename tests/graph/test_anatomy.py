@@ -21,6 +21,7 @@ from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.kernel import rules
 from llmcli.model import dtype_name
+from llmcli.ui.facts import AXES
 
 
 def test_specs_as_they_are_written(as_written):
@@ -275,3 +276,9 @@ def test_every_tensor_has_words(config):
     assert words("cache.0.k") != words("cache.0.v")
     with pytest.raises(KeyError):
         words("blocks.0.attn.nothing")
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_every_axis_has_words(config):
+    axes = {axis for (spec,) in tensors_of(config) for axis in spec.axes} - {"1"}
+    assert {letter for axis in axes for letter in axis.split("·")} <= AXES.keys()
