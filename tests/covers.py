@@ -30,6 +30,7 @@ KINDS = (
     "multipliers", "offset norms", "sinks", "scaled ends", "values that are normalized keys",
     "qk norm over the width", "experts after the choice",
     "clipped projections", "scores lowered by distance", "chunks", "weighted inputs of experts",
+    "post-norm, narrow embeddings",
 )  # fmt: skip
 
 # of `ZOO`, beside the cover: every pair of values of one part

@@ -7,6 +7,7 @@ from the token ids. Faults in the graph are seen as those in the decoder are.
 from dataclasses import fields, replace
 
 import pytest
+import torch
 from covers import covered
 from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
@@ -17,6 +18,7 @@ from llmcli.config.embedding import HeadConfig
 from llmcli.evaluate.rules import RULES
 from llmcli.graph import ops
 from llmcli.graph.graph import Graph
+from llmcli.graph.ops import Add
 
 TOKENS = 11
 
@@ -77,13 +79,17 @@ def test_what_the_decoder_emits_is_what_the_nodes_make(name):
     """Their operations read what comes before them, and every parameter."""
     model = random_model(MODELS[name])
     graph = Graph(model.config)
-    assert list(filter(graph.written, graph.nodes)) == list(run(model)[1])
+    emitted = run(model)[1]
+    assert list(filter(graph.written, graph.nodes)) == list(emitted)
     assert wrong(model, graph.nodes, chained=False) == {}
     assert wrong(model, graph.nodes, chained=True) == {}
     before, used = set(), set()
     for node in graph.nodes.values():
         assert set(node.op.inputs) <= before, node.name
         before.add(node.name)
+        if isinstance(node.op, Add) and node.op.plain and node.op.before:
+            parts = sum(emitted[one] for one in node.op.before)
+            torch.testing.assert_close(parts, emitted[node.name])
         values = {getattr(node.op, field.name) for field in fields(node.op)
                   if field.name in ("weight", "bias", "table", "correction", "sink",
                                     "factors", "rate")}  # fmt: skip

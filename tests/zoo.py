@@ -243,6 +243,7 @@ _OPT = _without(_OWN_EPS, "tie_word_embeddings", "intermediate_size", "num_key_v
 _OPT |= {"ffn_dim": 88, "pad_token_id": None}
 _OPT_MODULES = {
     "embed": "decoder.embed_tokens", "pos_embed": "decoder.embed_positions",
+    "embed_proj": "decoder.project_in", "head_proj": "decoder.project_out",
     "ln_final.out": "decoder.final_layer_norm", "ln1.out": "self_attn_layer_norm",
     **_own("q k v", "attn.{}", "self_attn.{}_proj"), "attn.z": "self_attn.out_proj<",
     "attn_out": "self_attn", "resid_mid": "final_layer_norm<", "ln2.out": "final_layer_norm",
@@ -839,9 +840,14 @@ ZOO: tuple[Variant, ...] = (
     _one("gpt_neo-untied", "gpt_neo", tie_word_embeddings=False, intermediate_size=40,
         activation_function="relu", attention_types=[[["global"], 3]], layer_norm_epsilon=1e-3),
     _first("opt", "opt"),
+    _first("opt-350m", "opt", do_layer_norm_before=False, word_embed_proj_dim=20),
+    _one("opt-post-norm", "opt", do_layer_norm_before=False, _remove_final_layer_norm=True,
+        num_hidden_layers=3, layer_norm_elementwise_affine=False),
+    _one("opt-projected", "opt", word_embed_proj_dim=96, tie_word_embeddings=False),
     _one("opt-plain", "opt", enable_bias=False, layer_norm_elementwise_affine=False, ffn_dim=40,
         activation_function="gelu", tie_word_embeddings=False),
     _first("bloom", "bloom", gguf=1e-7),
+    _one("bloom-normed-residual", "bloom", apply_residual_connection_post_layernorm=True),
     _one("bloom-heads", "bloom", n_head=4, tie_word_embeddings=False, layer_norm_epsilon=1e-3,
         n_layer=3, gguf=1e-7),
     _first("ministral3", "ministral3", gguf=1e-9),
@@ -1046,7 +1052,9 @@ def in_blocks(config, *formats, size=64, dense=(), others=None):
         ))
         for layer in config.layers
     )  # fmt: skip
-    config = dataclasses.replace(config, width=size, layers=layers)
+    narrow = config.embedding.size and size // 2
+    embedding = dataclasses.replace(config.embedding, size=narrow)
+    config = dataclasses.replace(config, width=size, layers=layers, embedding=embedding)
     apart = {
         name for name in matrices(config)
         if name in in_no_blocks(config) or name.endswith(tuple(dense))
@@ -1088,6 +1096,7 @@ _IN_BLOCKS = {
     ),
     "chunks": "Q8_0 Q4_1",
     "norms after": "Q8_0 IQ4_NL",
+    "post-norm, narrow embeddings": "Q8_0 Q4_1",
     "parallel with one norm": "Q4_0",
     "offset norms": "Q8_0 Q4_1",
     "caps": "Q4_1 Q8_0",

@@ -26,12 +26,14 @@ class LayerEmbeddingConfig:
 class EmbeddingConfig:
     """Token embedding `[V, D]`; `positions`: rows of learned position embeddings, if any.
 
-    `scale` multiplies a token's row; with `rounded_scale` it is first rounded to the table's dtype
-    if that has 16 bits. `norm` normalizes it (BLOOM). `per_layer`: additional embeddings read by
-    the blocks.
+    `size`: the columns De of a table `[V, De]`, whose rows are projected to D, as the final norm's
+    output is to De for the head (OPT 350M). `scale` multiplies a token's row; with `rounded_scale`
+    it is first rounded to the table's dtype if that has 16 bits. `norm` normalizes it (BLOOM).
+    `per_layer`: additional embeddings read by the blocks.
     """
 
     positions: int | None = None
+    size: int | None = None
     scale: float = 1.0
     rounded_scale: bool = False
     norm: NormConfig | None = None
@@ -40,7 +42,8 @@ class EmbeddingConfig:
     @property
     def residual_updates(self) -> tuple[str, ...]:
         """The tensors whose sum enters the first block."""
-        token = "embed" if self.norm is None else "embed_norm.out"
+        token = "embed" if self.size is None else "embed_proj"
+        token = token if self.norm is None else "embed_norm.out"
         return (token,) if self.positions is None else (token, "pos_embed")
 
 

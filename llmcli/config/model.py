@@ -34,11 +34,15 @@ class LayerConfig:
     """One block: one to three sublayers `x + Σ branches`, in sequence.
 
     `scale` multiplies the block's output, as does a scalar parameter if `scaled`. With parallel
-    branches, `sum_norm` normalizes their sum before it is added; these have no multipliers.
+    branches, `sum_norm` normalizes their sum before it is added; these have no multipliers. With
+    `normed_residual` a sublayer is `norm(x) + Σ branches`, if its first branch has a pre-norm. A
+    post-norm block `norm(x + part(x))` is this with each norm in the next sublayer, and the last
+    one as the model's final norm.
     """
 
     sublayers: tuple[tuple[Branch, ...], ...]
     sum_norm: NormConfig | None = None
+    normed_residual: bool = False
     scale: float = 1.0
     scaled: bool = False
 
@@ -113,6 +117,12 @@ class ModelConfig:
     head: HeadConfig
     bos: int | None = None
     eos: tuple[int, ...] = ()
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether its blocks are post-norm, see `LayerConfig`: the first part has no norm."""
+        firsts = ((one, next(one.branches)) for one in self.layers[:1])
+        return any(one.normed_residual and first.pre_norm is None for one, first in firsts)
 
     def room(self, wanted: int | None = None) -> int:
         """Tokens that it may read: `wanted`, else its context, and at most its learned positions.

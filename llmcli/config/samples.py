@@ -177,6 +177,15 @@ BLOCKS: dict[str, ModelConfig] = {
     "norms before and after": twice(block(
         branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
     )),
+    "post-norm, narrow embeddings": llama(
+        block(branch(ATTENTION, None), branch(PLAIN, LAYER), normed_residual=True),
+        block(
+            branch(ATTENTION), [branch(GATED), branch(mixture(norm=RMS))], sum_norm=RMS,
+            normed_residual=True,
+        ),
+        block([branch(ATTENTION), branch(GATED, None, shares_norm=True)], normed_residual=True),
+        embedding=EmbeddingConfig(size=10, norm=LAYER), head=HeadConfig(tied=True),
+    ),
     "parallel with one norm": twice(block(
         [branch(ATTENTION), branch(GATED, None, shares_norm=True)],
     )),

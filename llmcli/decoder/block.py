@@ -3,7 +3,8 @@
 x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
     └─────────────────────────────────────────────────────┘
 
-If the sum of branches has a norm, the normalized sum is added.
+If the sum of branches has a norm, the normalized sum is added. If the residual is normed, the
+output of the first pre-norm replaces x in the sum.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Branch:
         self.names = names
         self.pre_norm = self.post_norm = None
         if names.norm is not None and config.pre_norm is not None:
-            self.pre_norm = Norm(config.pre_norm, names.norm, parameters)
+            self.pre_norm = Norm(
+                config.pre_norm, names.norm, parameters, wide=names.normed_residual
+            )
         self.part = FORWARDS[type(config.part)](config.part, names.part, parameters)
         if names.post is not None and config.post_norm is not None:
             self.post_norm = Norm(config.post_norm, names.post, parameters, wide=True)
@@ -161,6 +164,9 @@ class Block:
                     reads = branch.pre_norm.observed(x_BTD, step)
                 elif not branch.names.config.shares_norm:
                     reads = x_BTD.to(self.dtype)
+                if branch.names.normed_residual:
+                    x_BTD, reads = reads, reads.to(self.dtype)
+                    out_BTD = x_BTD if names.summed is None else None
                 added_BTD = branch(reads, state, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
             assert out_BTD is not None

@@ -88,6 +88,10 @@ class Decoder:
         self.embed_norm: Norm | None = None
         if config.embedding.norm is not None:
             self.embed_norm = Norm(config.embedding.norm, "embed_norm", parameters, wide=True)
+        self.embed_proj = self.head_proj = None
+        if config.embedding.size is not None:
+            self.embed_proj = parameters.matrix(("embed_proj.W",))
+            self.head_proj = parameters.matrix(("head_proj.W",))
         self.per_layer: LayerEmbeddings | None = None
         if config.embedding.per_layer is not None:
             self.per_layer = LayerEmbeddings(config.embedding, parameters)
@@ -301,6 +305,9 @@ class Decoder:
         x_BTD = step.emit("embed", x_BTD)
         if self.per_layer is not None:
             step.per_layer = self.per_layer(ids_BT, x_BTD, step)
+        if self.embed_proj is not None:
+            x_BTD = self.embed_proj.matmul_fp32_out(x_BTD.to(self.dtype))
+            x_BTD = step.emit("embed_proj", x_BTD)
         if self.embed_norm is not None:
             x_BTD = self.embed_norm.observed(x_BTD, step)
         if self.pos_embed is not None:
@@ -310,7 +317,10 @@ class Decoder:
         return x_BTD
 
     def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
-        raw_BTV = step.emit("logits_raw", self._raw_logits(self.ln_final.observed(x_BTD, step)))
+        x_BTD = self.ln_final.observed(x_BTD, step)
+        if self.head_proj is not None:
+            x_BTD = step.emit("head_proj", self.head_proj.matmul(x_BTD))
+        raw_BTV = step.emit("logits_raw", self._raw_logits(x_BTD))
         logits_BTV = self._finished(raw_BTV)
         step.emit("logits", logits_BTV)  # for taps only
         return logits_BTV
@@ -320,6 +330,7 @@ class Decoder:
 
         In bfloat16 the best two of 49k logits are often equal: the spacing near 16 is 1/8.
         """
+        x = x if self.head_proj is None else self.head_proj.matmul(x)
         return self._finished(self._raw_logits(x))
 
     def _raw_logits(self, x: Tensor) -> Tensor:

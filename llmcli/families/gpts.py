@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmcli.config.embedding import EmbeddingConfig
+from llmcli.config.model import LayerConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft
 from llmcli.families.record import family
@@ -58,7 +61,7 @@ def gpt_neo(m: Draft) -> None:
 
 
 @family("""
-    opt: LayerNorm, learned positions, ReLU, biases, tied head
+    opt: LayerNorm (350m: after the residual sum), learned positions, ReLU, biases, tied head
     types: opt |
     feed_forwards: MLP
     options: function=relu rotary=false
@@ -66,13 +69,15 @@ def gpt_neo(m: Draft) -> None:
     fixed: num_key_value_heads=null head_dim=null rms_norm_eps=1e-5
     defaults: bos_token_id=2 eos_token_id=2 tie_word_embeddings=true
     names: qwen
-        pos_embed  embed_positions       position_embd
-        ln_final   final_layer_norm      output_norm
-        ln1        self_attn_layer_norm  attn_norm
-        ln2        final_layer_norm      ffn_norm
-        attn.o     self_attn.out_proj    attn_output
-        mlp.up     fc1                   ffn_up
-        mlp.down   fc2                   ffn_down
+        pos_embed   embed_positions       position_embd
+        embed_proj  project_in            -
+        ln_final    final_layer_norm      output_norm
+        head_proj   project_out           -
+        ln1         self_attn_layer_norm  attn_norm
+        ln2         final_layer_norm      ffn_norm
+        attn.o      self_attn.out_proj    attn_output
+        mlp.up      fc1                   ffn_up
+        mlp.down    fc2                   ffn_down
         without: mlp.gate
         prefixes: model.decoder. decoder.
         rotary: false
@@ -80,23 +85,31 @@ def gpt_neo(m: Draft) -> None:
         first_position: 2
 """)
 def opt(m: Draft) -> None:
-    """OPT (Meta 2022, arXiv 2205.01068): LayerNorm, learned positions, ReLU."""
+    """OPT (Meta 2022, arXiv 2205.01068): LayerNorm, learned positions, ReLU.
+
+    Its 350M is post-norm, and has embeddings of another width than its blocks.
+    """
     values = m.values
-    width = values.integer("word_embed_proj_dim", m.model.width, most=LIMITS["width"])
-    parts = {
-        "norms after the residual sum": not values.flag("do_layer_norm_before", True),
-        "embeddings of another width": width != m.model.width,
-        "a model without a final norm": values.flag("_remove_final_layer_norm", False),
-    }
-    if any(parts.values()):
-        named = needs([part for part, needed in parts.items() if needed])
+    if not values.flag("do_layer_norm_before", True):
+        m.change = _post_norm
+    elif values.flag("_remove_final_layer_norm", False):
+        named = needs(["a model without a final norm"])
         raise UnsupportedModel(f"this `opt` is not supported{named}")
     affine = values.flag("layer_norm_elementwise_affine", True)
     m.layer_norms(bias=affine, weights=affine)
     biased = values.flag("enable_bias", True)
     m.set_ffn(gated=False, bias=biased)
     m.set_attention(qkv_bias=biased, out_bias=biased)
-    m.learned_positions()
+    size = values.integer("word_embed_proj_dim", m.model.width, most=LIMITS["width"])
+    own = None if size == m.model.width else size
+    m.others["embedding"] = EmbeddingConfig(positions=m.model.context, size=own)
+
+
+def _post_norm(number: int, layer: LayerConfig) -> LayerConfig:
+    """A post-norm block, see `LayerConfig`: the embeddings enter the first part as they are."""
+    (attention,), feed_forward = layer.sublayers
+    attention = attention if number else replace(attention, pre_norm=None)
+    return replace(layer, sublayers=((attention,), feed_forward), normed_residual=True)
 
 
 def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
@@ -137,7 +150,7 @@ def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
 def bloom(m: Draft) -> None:
     """BLOOM (BigScience 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
     if m.hf and m.values.flag("apply_residual_connection_post_layernorm", False):
-        raise UnsupportedModel(f"this `bloom` is not supported{needs(['a normalized residual'])}")
+        m.change = lambda number, layer: replace(layer, normed_residual=True)
     m.layer_norms(bias=True)
     m.set_ffn(gated=False, bias=True)
     heads = m.attention[0].heads

@@ -40,7 +40,7 @@ Interleaved = Literal["never", "gguf", "always"]
 _OPERATIONS = ("shape", "log", "turned", "by_head", "by_width")  # on a stored tensor
 
 _OUTER = (  # outside the blocks
-    *("embed", "embed_norm", "pos_embed", "ln_final", "head"),
+    *("embed", "embed_norm", "embed_proj", "pos_embed", "ln_final", "head_proj", "head"),
     *("ple.embed.W", "ple.W_proj", "ple.proj_norm.w"),
 )
 _COMPUTED = "RoPE frequencies, which are computed"
@@ -200,6 +200,8 @@ class Names:
             if ours.startswith("="):
                 index = "[{expert}]" * ("{expert}" in source)
                 yield Rename(source, f"{_where(name)}{name}{index}", *ops, within=within)
+            elif name.startswith("ln") and model.config.post_norm:
+                yield from _norm_after(model.config, source, name)
             elif name in ("attn.q", "attn.k") and interleaved:
                 yield from self._unpaired(model.config, source, name, ops)
             elif name == "attn.q" and isinstance(part, AttentionConfig) and part.gated:
@@ -268,6 +270,16 @@ def _renames(
             yield Rename(f"{source}.{kind}", name, *ops, within=within)
         elif kind == "weight":
             yield Rename(f"{source}.weight", f"{part}.W", *ops)
+
+
+def _norm_after(config: ModelConfig, source: str, name: str) -> Iterator[Rename]:
+    """Rules for a norm of a post-norm block: here it is in the next sublayer, see `LayerConfig`."""
+    if name == "ln1":
+        yield from _renames(source, "ln2")
+    for after in range(1, len(config.layers) + 1) if name == "ln2" else ():
+        for rule in _renames(source, "ln1" if after < len(config.layers) else "ln_final"):
+            layer = rule.source.format(layer=after - 1)
+            yield Rename(layer, rule.target.format(layer=after))
 
 
 def _is_outer(ours: str) -> bool:

@@ -227,6 +227,10 @@ class Load:
         """Names of the checkpoint tensors that are read."""
         return (self.source, *(() if self.scale is None else self.scale.tensors))
 
+    def unused(self, shape: Sequence[int]) -> int:
+        """Numbers of its stored tensor of `shape` that no parameter needs, see `LaterRows`."""
+        return sum(op.start * prod(shape[1:]) for op in self.ops if isinstance(op, LaterRows))
+
     @property
     def part(self) -> str:
         """The filled parameter or item: `blocks.0.mlp.W_up`, or `blocks.0.moe.W_up[3]`."""

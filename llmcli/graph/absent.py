@@ -95,6 +95,7 @@ out_scale\b                     no parameter multiplies its block's output
 _MODEL = r"""
 pos_embed\b                     it has no learned positions
 ple\b                           it has no embeddings for each layer
+(embed|head)_proj\b             its embeddings are as wide as its residual stream
 head\.W                         its output head is tied, the transpose of `embed.W`
 (head|ln_final)\.b$             it has no such bias
 """

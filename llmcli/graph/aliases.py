@@ -32,7 +32,7 @@ Sources = Mapping[str, tuple[str, ...]]
 _OUTSIDE = """
 embed                   hook_embed embed.hook_out
 pos_embed               hook_pos_embed pos_embed.hook_out
-ln_final.out            unembed.hook_in
+head_proj|ln_final.out  unembed.hook_in
 logits_raw              hook_unembed unembed.hook_out lm_head
 embed.W                 embed.W_E
 pos_embed.W             pos_embed.W_pos
@@ -149,6 +149,16 @@ UNLIKE = (
         "before and after it",
     ),
 )
+# … in post-norm blocks, where the stream is normalized before it enters the next one.
+UNLIKE_POST_NORM = (
+    r"(?P<block>blocks\.[^.]+)\.hook_(?:resid_(?:pre|mid|post)|in|out)",
+    "is of a pre-norm block's residual stream, and this model is post-norm",
+    ("{block}.resid_*", "{block}.ln*.out"),
+    "before and after its norms",
+)
+
+# TransformerLens' names of norms and places of the stream, which in post-norm blocks are not ours.
+_PRE_NORM = re.compile(r"resid_|ln\w*\.hook_|scale\d|blocks\.\d+\.hook_(in|out)$")
 
 # End of a feed-forward's last projection → the activation function's module beside it.
 _FUNCTIONS = {
@@ -168,7 +178,8 @@ def others(config: ModelConfig, sources: Sources) -> dict[str, tuple[str, ...]]:
 
     Names may be missing in this model (`hook_pos_embed`); `absence_reason` gives the reason.
     """
-    found: dict[str, tuple[str, ...]] = {name: (ours,) for name, ours in listed(config)}
+    names = (one for one in listed(config) if not (config.post_norm and _PRE_NORM.search(one[0])))
+    found: dict[str, tuple[str, ...]] = {name: (ours,) for name, ours in names}
     found |= sources  # the checkpoint's rules take precedence
     for name, made in modules(config, sources):
         found.setdefault(name, made)
@@ -266,7 +277,7 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class _Output:
-    """What a part's module puts out; `block`: around it, if its output is the block's, too."""
+    """What a part's module puts out; `block`: the output of the block, if it ends in the part."""
 
     made: str
     block: str | None = None
@@ -311,7 +322,7 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             mixture = outputs[filled[0]]
             yield around, (mixture.made,)
             if mixture.block is not None:
-                yield around.rpartition(".")[0], (f"{mixture.block}.resid_post",)
+                yield around.rpartition(".")[0], (mixture.block,)
         if made[0] not in outputs or not leaf.startswith("W"):
             continue
         output = outputs[made[0]]
@@ -322,7 +333,7 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 while block and not _is_block(block):  # GPT-Neo's `attn.attention`
                     yield block, made[:1]
                     block = block.rpartition(".")[0]
-                yield block, (f"{output.block}.resid_post",)
+                yield block, (output.block,)
         if not output.mixes:
             act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
             fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
@@ -338,13 +349,16 @@ def _outputs(model: Graph, *, adds: bool) -> dict[str, _Output]:
     """
     found: dict[str, _Output] = {}
     for i, layer in enumerate(model.config.layers):
-        block = f"blocks.{i}"
-        for sublayer in block_names(layer, block):
+        leaves = f"blocks.{i}.resid_post"
+        if model.config.post_norm:  # the norm that follows belongs to their block
+            last = i == len(model.config.layers) - 1
+            leaves = "ln_final.out" if last else f"blocks.{i + 1}.ln1.out"
+        for sublayer in block_names(layer, f"blocks.{i}"):
             for one in sublayer.branches:
                 mixes = part_of(one.config.part).mixes
                 output = _Output(
                     made=sublayer.stream_out if adds else one.output,
-                    block=block if mixes or len(layer.parts) == 1 else None,
+                    block=leaves if mixes or len(layer.parts) == 1 else None,
                     mixes=mixes,
                 )
                 found[one.output] = found[f"{one.part}.W_router"] = output

@@ -4,7 +4,8 @@ x ──┬── pre-norm ── part ── post-norm ── · multiplier ─
     ├── … a branch beside it ────────────────────────────┤
     └────────────────────────────────────────────────────┘
 
-If the sum of branches has a norm, the normalized sum is added.
+If the sum of branches has a norm, the normalized sum is added. If the residual is normed, the
+output of the first pre-norm replaces x in the sum.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class BranchNames:
     """The names of a branch: its part's input and output, norms, and the added tensor.
 
     `norm` and `post` are modules (`blocks.3.ln1`); None if there is none, or the norm is shared
-    with the branch before.
+    with the branch before. `normed_residual`: the output of `norm` replaces the stream.
     """
 
     config: Branch
     norm: str | None
+    normed_residual: bool
     reads: str
     part: str
     output: str
@@ -60,10 +62,12 @@ class SumNames:
 class SublayerNames:
     """The residual stream before and after a sublayer, and its branches.
 
-    `residual_updates`: tensors added to it. `summed`: the sum of branches, if it has a norm.
+    `residual_updates`: tensors added to `residual`: the stream, possibly normalized. `summed`: the
+    sum of branches, if it has a norm.
     """
 
     stream: str
+    residual: str
     stream_out: str
     branches: tuple[BranchNames, ...]
     residual_updates: tuple[str, ...]
@@ -79,7 +83,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
     numbers, found, used = count(1), [], Counter[str]()
     stream = f"{block}.resid_pre"
     for at, sublayer in enumerate(layer.sublayers):
-        branches, reads = [], stream
+        branches, reads, residual = [], stream, stream
         summed = None
         if layer.sum_norm is not None and len(sublayer) > 1:
             summed = SumNames(
@@ -92,6 +96,8 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
                 reads = f"{norm}.out"
             elif not branch.shares_norm:
                 reads = stream
+            norms = layer.normed_residual and norm is not None and branch is sublayer[0]
+            residual = reads if norms else residual
             used[kind.prefix] += 1
             times = used[kind.prefix]
             part = f"{block}.{kind.prefix}{times if times > 1 else ''}"
@@ -106,6 +112,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
                 if post is None and branch.multiplier == 1:
                     output = update
             ends: dict[str, Any] = {"norm": norm, "reads": reads, "output": output, "post": post}
+            ends["normed_residual"] = norms
             branches.append(BranchNames(config=branch, part=part, residual_update=update, **ends))
         last = at == len(layer.sublayers) - 1
         place = "post" if last else "mid" if at == 0 else f"mid{at + 1}"
@@ -115,6 +122,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
             used[f"{role}_out"] += 1
         names = SublayerNames(
             stream=stream,
+            residual=residual,
             stream_out=f"{block}.resid_{place}",
             branches=tuple(branches),
             residual_updates=added,
@@ -152,8 +160,9 @@ class BlockRows:
             if sublayer.summed is not None:
                 rows += self._sum(sublayer, sublayer.summed)
             added, last = sublayer.residual_updates, sublayer is self.names[-1]
-            made_of = (*made_of, *added)
-            op = Add(parts=(*added, sublayer.stream), before=made_of)
+            kept = made_of if sublayer.residual == sublayer.stream else (sublayer.residual,)
+            made_of = (*kept, *added)
+            op = Add(parts=(*added, sublayer.residual), before=made_of)
             if last:
                 scalar = r.named("out_scale.w") if layer.scaled else None
                 op = replace(op, scale=layer.scale, weight=scalar)
@@ -169,8 +178,9 @@ class BlockRows:
         branch, noun = one.config, part_of(one.config.part).noun
         if one.norm is not None and branch.pre_norm is not None:
             what = f"the residual stream, normalized, as it enters {noun}"
-            words = (f"the norm before {noun}", what)
-            yield self._norm(branch.pre_norm, one.norm, sublayer.stream, words)
+            words, wide = (f"the norm before {noun}", what), one.normed_residual
+            source = sublayer.stream if one is sublayer.branches[0] else sublayer.residual
+            yield self._norm(branch.pre_norm, one.norm, source, words, wide=wide)
         yield self._part(one, sublayer)
         if one.post is not None and branch.post_norm is not None:
             words = (f"the norm after {noun}", f"the output of {noun}, normalized")
@@ -191,7 +201,7 @@ class BlockRows:
         site = Site(
             name=one.part,
             source=one.reads,
-            stream=sublayer.stream,
+            stream=sublayer.residual,
             output=one.output,
             letter=self._letter(one.output),
             adds=one.output in sublayer.residual_updates,

@@ -148,7 +148,7 @@ class Graph:
         scale, out = final.nodes
         out = replace(out, aside=", H of the last block")
         self._add(replace(final, nodes=(scale, out)), None)
-        self._add(head_graph(config.head, "ln_final.out"), None)
+        self._add(head_graph(config.head, "ln_final.out", config.embedding.size), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:
         """Activations that no kernel stores if `edited` are edited; computed only for display."""

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from llmcli.config.model import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.graph.absent import absence_reason, blocks_of
-from llmcli.graph.aliases import UNLIKE, Sources, foreign_names, others
+from llmcli.graph.aliases import UNLIKE, UNLIKE_POST_NORM, Sources, foreign_names, others
 from llmcli.graph.graph import graph
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, Kind, TensorSpec
@@ -79,7 +79,7 @@ class Names:
         """
         if name in self.known:
             return name
-        _refuse_unlike(name)
+        _refuse_unlike(name, self.config)
         meant = self._others.get(name, ())
         if len(meant) > 1:
             raise UsageError(f"`{name}` holds several tensors in one", hint=f"use {_either(meant)}")
@@ -154,7 +154,7 @@ class Names:
 
     def _chosen(self, item: str, kinds: Sequence[Kind]) -> set[str]:
         """The names that match one item; some but not all blocks of a range may lack it."""
-        _refuse_unlike(item)
+        _refuse_unlike(item, self.config)
         blocks = tuple(_expanded(item, self.config))
         every = {name for one in blocks for name in self._matched(one)}
         every = every or {name for one in blocks for name in self._ending(one)}
@@ -272,10 +272,10 @@ def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
         yield f"{item[: found.start()]}{found['part']}.{number}{item[found.end() :]}"
 
 
-def _refuse_unlike(name: str) -> None:
+def _refuse_unlike(name: str, config: ModelConfig) -> None:
     """Raise UsageError for an ambiguous name of other programs."""
     whole = f"blocks.{name}" if _BARE_NUMBER.match(name) else f"blocks.*.{name}"
-    for pattern, words, ours, which in UNLIKE:
+    for pattern, words, ours, which in (*UNLIKE, *[UNLIKE_POST_NORM] * config.post_norm):
         ways = (re.fullmatch(pattern, one) for one in (name, whole, f"ln1.{name}"))
         if found := next(filter(None, ways), None):
             instead = [use.format(**found.groupdict()) for use in ours]

@@ -12,7 +12,7 @@ from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.decoder.decoder import Decoder
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families.rules import LaterRows, Load, Plan, parts_to_fill, shape_after
+from llmcli.families.rules import Load, Plan, parts_to_fill, shape_after
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Normalize
 from llmcli.loading.filling import fill
@@ -157,9 +157,7 @@ def check_fit(
         info, wanted = tensors[load_.source], expected[load_.part]
         check_format(info.format)
         check_scale(load_, tensors, plan.scales)
-        used[load_.source] += math.prod(wanted) + sum(
-            op.start * math.prod(info.shape[1:]) for op in load_.ops if isinstance(op, LaterRows)
-        )
+        used[load_.source] += math.prod(wanted) + load_.unused(info.shape)
         found = shape_after(info.shape, load_.ops)
         if found != wanted:
             misshapen.append((load_.part, load_.source, wanted, found or info.shape))
@@ -176,12 +174,13 @@ def _entry(
 ) -> LedgerEntry:
     info, scale = tensors[load_.source], load_.scale
     kept = info.format in PLAIN or dtype in (None, info.format)
+    numbers = math.prod(shape) + load_.unused(info.shape)
     return LedgerEntry(
         parameter=load_.part,
         source=load_.source,
         stored=info.format,
         shape=info.shape,
-        bytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
+        bytes=info.nbytes * numbers // max(1, math.prod(info.shape)),
         operations=load_.words,
         dequantized=scale is not None or not kept,
         dtype=dtype,

@@ -47,11 +47,11 @@ class LedgerEntry:
 
     `parameter` may be an item along its first axis (`blocks.0.moe.W_up[3]`), and is None where the
     tensor fills none: `reason` says why, and is None where no model is known. `shape` is the
-    tensor's, `bytes` are those of the file that are used of it. `operations`: what was done to the
-    stored numbers, in order, scaling first; `dequantized`: whether blocks were dequantized, or
-    numbers scaled. `numbers`: of the parameter as it was loaded, or of the whole tensor as it is
-    stored where nothing was loaded; None where they were not read. `dtype` is the dtype or block
-    format of the parameter, None where nothing was loaded.
+    tensor's, `bytes` this entry's share of the tensor. `operations`: what was done to the stored
+    numbers, in order, scaling first; `dequantized`: whether blocks were dequantized, or numbers
+    scaled. `numbers`: of the parameter as it was loaded, or of the whole tensor as it is stored
+    where nothing was loaded; None where they were not read. `dtype` is the dtype or block format of
+    the parameter, None where nothing was loaded.
     """
 
     parameter: str | None = None

@@ -43,6 +43,7 @@ AXES = {
     "T": "new tokens",
     "S": "tokens so far",
     "D": "width",
+    "De": "numbers of a token's embedding",
     "H": "heads",
     "Hk": "heads of keys and values",
     "dh": "a head's query and key",

@@ -17,12 +17,12 @@ from small_models import random_model
 from zoo import MODELS, VOCAB
 
 from llmcli.checkpoints import open_checkpoint, open_model
+from llmcli.config.embedding import EmbeddingConfig
 from llmcli.engine import stream as engine
 from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
 from llmcli.graph.precision import Precision, matrices, stream_noise
 from llmcli.loading.load import load_checkpoint
-from llmcli.ops.norm import at_least_float32
 
 GREEDY = Sampling(temperature=0)
 PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
@@ -30,9 +30,10 @@ PROMPT = [5, 6, 7, 8]
 TEXT = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
 
 
-def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
+def model_of(dtype: torch.dtype, stored: str = "F64", size: int | None = None) -> Any:
     """A small decoder with random weights that a file has in the format `stored`."""
-    model = random_model(MODELS["llama"], dtype)
+    config = replace(MODELS["llama"], embedding=EmbeddingConfig(size=size))
+    model = random_model(config, dtype)
     slots = parameters_of(model.decoder).values()
     entries = [SimpleNamespace(stored=stored, filled=slot.shape) for slot in slots]
     model.ledger = SimpleNamespace(entries=entries)  # type: ignore[assignment]
@@ -71,10 +72,10 @@ def test_equal_logits_are_a_tie_with_margin_0():
     assert (token.margin, token.tied) == (0.0, True)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
-def test_the_bound_is_what_noise_of_the_stream_moves(sampling):
+@pytest.mark.parametrize(("sampling", "size"), [(GREEDY, None), (PENALIZED, None), (GREEDY, 24)])
+def test_the_bound_is_what_noise_of_the_stream_moves(sampling, size):
     """Against a stream that really was moved, at random and by the estimated relative length."""
-    model, seen = model_of(torch.float64), {}
+    model, seen = model_of(torch.float64, size=size), {}
     decoder, ties = model.decoder, NearTies(model)
     logits_1V = decoder(
         torch.tensor([PROMPT]), tap=lambda name, x: seen.__setitem__(name, x), logits="last"
@@ -87,7 +88,7 @@ def test_the_bound_is_what_noise_of_the_stream_moves(sampling):
     h_D = seen["blocks.1.resid_post"][0, -1]
     draws_ND = torch.randn(20_000, len(h_D), generator=torch.Generator().manual_seed(0)).double()
     moved_ND = h_D + draws_ND * (noise * h_D.norm() / math.sqrt(len(h_D)))
-    moved_NV = at_least_float32(decoder.ln_final(moved_ND) @ decoder.head.dense().t())
+    moved_NV = decoder.logits(decoder.ln_final(moved_ND))
     moved_NV = penalized(moved_NV, sampling, *counts)
     for pair in ([5, 20], [20, 40], [41, 42], [6, 36]):
         ids_12 = torch.tensor([pair])

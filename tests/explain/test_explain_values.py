@@ -220,6 +220,9 @@ class Letters:
         return [ord(letter) - 97 for letter in text]
 
 
+NARROW = "post-norm, narrow embeddings"
+
+
 def placed(typed, model_name="gpt2", tokenizer=None):
     """The index that is meant in a prompt of `TEXTS`."""
     wanted, config = parse(typed), make(model_name).config
@@ -254,6 +257,8 @@ def test_places(typed, index):
         ("short convolutions", "cache.0.conv[0,1]", "needs no cache", "`blocks.0.conv.in`"),
         ("gpt2", "blocks.1.attn.q", "its only block is `blocks.0`", "`"),
         ("llama", "W_head[2,3]", r"`head.W\[dimension,vocabulary\]`", "`head.W[2,3]`"),
+        (NARROW, "W_ED[2,3]", r"`embed_proj.W\[dimension,dimension\]`", "`embed_proj.W[2,3]`"),
+        ("llama", "head_proj", "its embeddings are as wide as its residual stream", "`"),
     ],
 )
 def test_what_the_model_has_not_got_says_why(model_name, typed, reason, hint):

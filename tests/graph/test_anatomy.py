@@ -21,6 +21,7 @@ from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.kernel import rules
 from llmcli.model import dtype_name
+from llmcli.ui.facts import AXES
 
 
 def test_specs_as_they_are_written(as_written):
@@ -261,6 +262,8 @@ def test_a_number_is_only_a_whole_part_of_a_name():
     assert numbered("h.1.attn.c_attn.weight", 1, "{0-1}") == "h.{0-1}.attn.c_attn.weight"
     assert numbered("blk.13.a", 3, "{}") == "blk.13.a"
     assert numbered("layers.0.norms.0.w h.0.a", 0, "{}") == "layers.{}.norms.0.w h.{}.a"
+    assert numbered("h.1.n", 2, "{1-2}", "{0-1}") == "h.{0-1}.n"  # a norm of the layer before
+    assert numbered("h.1.experts.0", 1, "{i}", "{i-1}") == "h.{i}.experts.0"
 
 
 @settings(max_examples=30, deadline=None)
@@ -273,3 +276,9 @@ def test_every_tensor_has_words(config):
     assert words("cache.0.k") != words("cache.0.v")
     with pytest.raises(KeyError):
         words("blocks.0.attn.nothing")
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_every_axis_has_words(config):
+    axes = {axis for (spec,) in tensors_of(config) for axis in spec.axes} - {"1"}
+    assert {letter for axis in axes for letter in axis.split("·")} <= AXES.keys()

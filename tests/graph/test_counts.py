@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
-from zoo import RMS, ZOO, layer, llama
+from zoo import RMS, ZOO, layer, llama, variant
 
 from llmcli import processor
 from llmcli.config.attention import RopeConfig
@@ -122,6 +122,8 @@ def test_layers_that_differ_are_not_folded():
         ("full attention", (0, 2)),
         ("sliding window", (1, 3)),
     ]
+    (group,) = layer_types(variant("opt-350m").config())
+    assert group.norm == "LayerNorm on the residual stream"
 
 
 def small(*, hidden=704, gated=True, layers=2, **attention):

@@ -149,6 +149,20 @@ def test_without_the_familys_names_the_others_are_known():
     assert names.aliases("blocks.1.ln1.w") == ()
 
 
+def test_norms_and_the_stream_of_post_norm_blocks_have_no_names_in_transformerlens():
+    names = Names(variant("opt-350m").config())
+    assert names.canonical("blocks.1.hook_attn_out") == "blocks.1.attn_out"
+    assert names.canonical("unembed.hook_in") == "head_proj"
+    for typed in (
+        *("blocks.1.ln1.hook_out", "blocks.1.ln2.hook_in", "scale1ln2"),
+        *("resid_post1", "ln_final.hook_in"),
+    ):
+        assert names.canonical(typed) is None
+    for typed in ("blocks.1.hook_resid_pre", "1.hook_out", "hook_resid_mid"):
+        with pytest.raises(UsageError, match="and this model is post-norm"):
+            names.select(typed)
+
+
 # what is wrong with other names is in transcripts/dump-names.txt
 PARAMETER = "is a parameter, not an activation or a state"
 

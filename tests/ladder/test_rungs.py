@@ -77,7 +77,12 @@ def test_what_is_no_dense_model_is_refused_by_the_part():
     ):  # fmt: skip
         assert any(noun in message for message in messages), noun
     assert all("which block " in message for message in messages)
-    assert "for each head" in refusal(variant("stablelm-normed-heads").config())
+    for name, words in (
+        ("stablelm-normed-heads", "norms with weights for each head, which block 0 has"),
+        ("opt-post-norm", "a normalized residual stream"),
+        ("opt-projected", "embeddings of another width"),
+    ):
+        assert refusal(variant(name).config()) == f"the ladder has no rungs for {words}"
     assert "which block 2 has" in refusal(MODELS["experts without gates, alone in their blocks"])
     alone = llama(block(branch(GATED)))
     assert refusal(alone) == "the ladder has no rungs for a model without attention"

@@ -89,6 +89,12 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
         assert "T" not in one.axes or one.shape[one.axes.index("T")] == len(ids)
 
 
+@pytest.mark.parametrize("name", ["ln_final.scale", "head_proj", "logits"])
+def test_outputs_are_of_all_tokens_without_a_check_too(name):
+    _, arrays = dumped(made("post-norm, narrow embeddings"), [name], check=False)
+    assert len(arrays[name]) == len(IDS)
+
+
 @pytest.mark.parametrize("at_once", [1, 5, 17])
 def test_the_size_of_the_parts_changes_nothing(at_once, monkeypatch):
     model = made("window")

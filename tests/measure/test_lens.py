@@ -6,9 +6,10 @@ import pytest
 import torch
 from covers import in_turn
 from decoder_faults import in_the_model, wrap
-from decoder_parameters import parameters_of
+from decoder_parameters import packed_model, parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import needs_kernels
 from small_models import random_model
 from unfused import emitted
 from zoo import BLOCKS, MODELS, VOCAB, layer, llama
@@ -92,6 +93,12 @@ def test_the_last_row_is_the_output(name, dtype):
         assert one.prompt_tokens == one.from_prompt == len(IDS)
     for name, slot in parameters_of(model.decoder).items():
         assert torch.equal(before[name], slot), name
+
+
+@needs_kernels
+def test_the_inputs_of_both_matrices_behind_the_norm_are_rounded_as_the_models_are():
+    """Of a head and of the projection before it, both in blocks."""
+    assert look(packed_model("post-norm, narrow embeddings")).ok
 
 
 @pytest.mark.parametrize("name", CONFIGS)

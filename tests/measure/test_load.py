@@ -381,6 +381,7 @@ def test_layers_that_are_alike_are_one_row_and_others_are_not():
         *(line(f"blocks.{i}.ln1.w", f"h.{i}.n", stored="F16" if i == 2 else "F32")
           for i in range(5)),
         line("blocks.0.ln2.w", "h.1.n"),
+        *(line(f"blocks.{i + 1}.ln1.b", f"h.{i}.b") for i in range(2)),
         line(None, "old.7.inv", reason="computed"),
         line(None, "old.9.inv", reason="computed"),
         line(None, "left", reason="computed"),
@@ -388,6 +389,7 @@ def test_layers_that_are_alike_are_one_row_and_others_are_not():
     assert [(row.parameter, row.source, row.tensors, row.bytes) for row in rows] == [
         ("embed.W", "wte", 1, 16), ("blocks.{0-1,3-4}.ln1.w", "h.{0-1,3-4}.n", 4, 64),
         ("blocks.2.ln1.w", "h.2.n", 1, 16), ("blocks.0.ln2.w", "h.1.n", 1, 16),
+        ("blocks.{1-2}.ln1.b", "h.{0-1}.b", 2, 32),
         (None, "old.{7,9}.inv", 2, 32), (None, "left", 1, 16),
     ]
 

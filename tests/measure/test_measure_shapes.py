@@ -15,17 +15,19 @@ from planned import departures, wrongly_filled
 from small_models import random_model
 from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
-from zoo import MODELS, layer
+from zoo import MODELS, layer, variant
 
 from llmcli.commands.shapes import measure as shapes
 from llmcli.commands.shapes.measure import (
     ShapesRequest,
     folded_check,
+    model_names,
     model_shapes,
     stored_check,
     stored_tensors,
     symbols_check,
 )
+from llmcli.commands.shapes.report import Stored
 from llmcli.config.attention import RopeConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import sequential
@@ -133,7 +135,10 @@ def test_the_same_tensors_come_in_that_order_when_nobody_looks(config, call):
         at = at if spec.shares else later[0]  # views of one product may be made in any order
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(covered(MODELS), DTYPES))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*in_turn(covered(MODELS), DTYPES), ("post-norm, narrow embeddings", "bfloat16")],
+)
 def test_a_run_has_what_is_planned(name, dtype):
     assert departures(random_model(MODELS[name], dtype)) == {}
 
@@ -248,6 +253,16 @@ def test_a_checkpoint_is_what_it_says_and_as_it_is_stored_and_a_lie_is_seen(writ
     assert check.where == "embed.W"
     total = sum(info.nbytes for info in model.checkpoint.tensors.values())
     assert sum(item.stored_bytes for item in stored.values()) == total
+
+
+def test_norms_that_the_layer_before_stores_are_one_row():
+    request = requested(variant("opt-350m").config(num_hidden_layers=4))
+    names = {row.name: row.aliases for row in model_names(request).names}
+    assert "model.decoder.layers.{i-1}.final_layer_norm" in names["blocks.{1-3}.ln1.out"]
+    kept = {"stored_shape": (48,), "stored_format": "F32", "stored_bytes": 192}
+    stored = {f"blocks.{i + 1}.ln1.w": Stored(source=f"layers.{i}.n", **kept) for i in range(3)}
+    sources = {row.name: row.source for row in model_shapes(request, stored).rows}
+    assert sources["blocks.{1-3}.ln1.w"] == "layers.{0-2}.n"
 
 
 def test_eighty_layers_are_looked_at_once(monkeypatch):

@@ -10,7 +10,7 @@ from parity_reference import fresh_rope, precision
 from torch import nn
 from zoo import TYPES
 
-ENDS = ("embed", "embed_norm.out", "pos_embed", "ln_final.out")
+ENDS = ("embed", "embed_norm.out", "embed_proj", "pos_embed", "ln_final.out", "head_proj")
 LAYERS = ("ple.embed", "ple.proj", "ple.proj_norm")  # of all layers side by side
 PAIRED = ("attn.q", "attn.k", "attn.q_rot", "attn.k_rot")
 KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")
@@ -51,7 +51,9 @@ def record(model, ids):
             whole = seen.get(f"{before}_norm", seen[before])
             seen[name] = torch.cat((seen[name], whole[..., seen[name].shape[-1] :]), -1)
     if "pos_embed" in seen:  # computed once for all rows
-        seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
+        seen["pos_embed"] = seen["pos_embed"].expand(len(ids), -1, -1)
+    if not getattr(model.config, "do_layer_norm_before", True):
+        _post_norm(seen, len(layers))
     seen["logits"] = out.logits
     if beside:
         seen["ple.in"] = torch.stack(beside, 1)
@@ -71,6 +73,21 @@ def record(model, ids):
         seen[f"{at}in"] = seen[f"{at}B"] * seen[f"{at}x"]
         seen[f"{at}conv"] = seen[f"{at}out"] / seen[f"{at}gate"]
     return seen
+
+
+def _post_norm(seen, count):
+    """Post-norm blocks as ours: the stream is before a norm, which is at the start of the next."""
+    normed = [seen.pop(f"blocks.{i}.ln2.out") for i in range(count)]
+    stream, residual = seen["blocks.0.resid_pre"], seen["blocks.0.resid_pre"]
+    for i in range(count):
+        block = f"blocks.{i}"
+        seen[f"{block}.ln2.out"] = seen.pop(f"{block}.ln1.out")
+        if i:
+            seen[f"{block}.ln1.out"] = residual = normed[i - 1]
+        seen[f"{block}.resid_pre"], stream = stream, seen[f"{block}.resid_mid"]
+        seen[f"{block}.resid_mid"] = residual + seen[f"{block}.attn_out"]
+        seen[f"{block}.resid_post"] = stream
+    seen["ln_final.out"] = normed[-1]
 
 
 def _in_order(model, seen):

@@ -92,15 +92,36 @@ def reference_logprobs(model, ids, chunks=None):
         return torch.cat(pieces, dim=1).log_softmax(-1)
 
 
+def last_norms(model):
+    """OPT's modules that are our final norm, and in post-norm blocks each block's last one."""
+    decoder = model.base_model.decoder
+    before = decoder.final_layer_norm
+    return [layer.final_layer_norm for layer in decoder.layers] if before is None else [before]
+
+
+@contextmanager
+def _last_norms(model):
+    """What each of them takes and puts out; nothing of another type."""
+    seen = []
+    norms = last_norms(model) if model.config.model_type == "opt" else []
+    hooks = [norm.register_forward_hook(lambda _, x, y: seen.append((x[0], y))) for norm in norms]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
 @torch.no_grad()
 def reference_inside(model, ids):
     """The residual stream `[B, T, D]` before every block, and last the final norm's output; and
     the attention pattern `[B, H, T, T]` of every layer that attends.
     """
-    with precision(model):
+    with precision(model), _last_norms(model) as seen:
         fresh_rope(model)
         out = model(ids, use_cache=False, output_hidden_states=True, output_attentions=True)
         hidden = tuple(out.hidden_states)
+        if seen:  # transformers has OPT's behind norms and projections
+            before = hidden[1:-1] if len(seen) == 1 else tuple(x for x, _ in seen[:-1])
+            hidden = (hidden[0], *before, seen[-1][1])
         if not hasattr(out, "attentions"):  # Mamba-2's begin behind the first block
             return (model.get_input_embeddings()(ids), *hidden[:-2], hidden[-1]), ()
         return hidden, tuple(out.attentions)

@@ -51,9 +51,10 @@ NOT_CHANGED = {
 ROUNDED = "EmbeddingConfig.rounded_scale"  # in 16 bits, which no comparison here is in
 # of one type alone: what counts only beside another value, or at some lengths, is not always seen
 CONDITIONAL = (
-    ROUNDED, "Branch.shares_norm", "LayerConfig.sum_norm", "ExpertGroups.", "RoutingConfig.least",
-    "RoutingConfig.renormalized False", "RoutingConfig.scores", "RoutingConfig.by_logits",
-    "YarnScaling.", "LinearScaling.", "LongRopeScaling.", "RopeConfig.scaling",
+    ROUNDED, "Branch.shares_norm", "LayerConfig.sum_norm", "LayerConfig.normed_residual",
+    "ExpertGroups.", "RoutingConfig.least", "RoutingConfig.renormalized False",
+    "RoutingConfig.scores", "RoutingConfig.by_logits", "YarnScaling.", "LinearScaling.",
+    "LongRopeScaling.", "RopeConfig.scaling",
 )  # fmt: skip
 ALIKE = "ssm.b_dt, ssm.dt_bias"  # two biases that are added
 # of a GGUF file: shapes that are the same already, heads that are equal to the embedding; and where

@@ -17,8 +17,9 @@ import torch
 from covers import covered, crossed, in_turn, layers_of, once
 from parity_gguf import write_gguf
 from parity_models import build, opened, prompt
-from parity_reference import load_reference, reference_inside
+from parity_reference import last_norms, load_reference, reference_inside
 from planned import departures, wrongly_filled
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from zoo import TYPES, ZOO, attending, recurring, variant
 
@@ -28,6 +29,7 @@ from llmcli.cli.app import main
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
+from llmcli.commands.info.measure import measure_info
 from llmcli.commands.lens.measure import measure_lens
 from llmcli.commands.load.measure.run import check_files
 from llmcli.commands.load.report import OUTLIERS
@@ -137,14 +139,17 @@ def test_lens(name, made, view):
     said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
     stream, _ = both.inside
     base = both.theirs.base_model
-    base = getattr(base, "decoder", base)  # OPT's
     names = ("ln_f", "embedding_norm", "final_layer_norm", "norm", "norm_f")
-    norm = next(getattr(base, name) for name in names if hasattr(base, name))
+    opt = both.theirs.config.model_type == "opt"
+    found = last_norms(both.theirs) if opt else (getattr(base, name, None) for name in names)
+    *_, norm = filter(None, found)
     rows = {row["name"]: row["cells"] for row in said["rows"]}
     blocks = describe(open_checkpoint(both.path)).layers  # nothing between parts side by side
     assert len(rows) == 1 + sum(len(block.sublayers) for block in blocks)
     with torch.no_grad():  # the last of `stream` is behind the norm already
         head = both.theirs.get_output_embeddings()
+        if opt and base.decoder.project_out is not None:
+            head = nn.Sequential(base.decoder.project_out, head)
         read = [head(norm(x))[0].double() for x in stream[:-1]]
         read.append(head(stream[-1])[0].double())
     read = [finished(both.theirs.config, logits) for logits in read]
@@ -296,8 +301,12 @@ def outliers(checkpoint):
 
 
 @pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
-def test_there_is_no_outlier_in_the_zoo(checkpoints, name):
-    assert outliers(open_checkpoint(checkpoints(name))) == ""
+def test_a_file_of_the_zoo_is_green(checkpoints, name):
+    """What `load --check` and `info` check of it, outliers too."""
+    checkpoint = open_checkpoint(checkpoints(name))
+    checks = *check_files(checkpoint, LoadTimings()).checks, *measure_info(checkpoint, ()).checks
+    assert {OUTLIERS, "ledger", "stored_numbers"} <= {check.name for check in checks}
+    assert [check for check in checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -46,8 +46,6 @@ from llmcli.records.document import ViewCheck
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
 
 FORMULA_ROWS = 32  # tokens of a longer prompt that are compared with the formulas
-# computed for the prompt's last token alone where none of these is requested
-OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
 # derived from a layer's attention, and proven by what the kernel mixed with it
 MATRICES = ("scores", "pattern")
 
@@ -173,8 +171,8 @@ class _Dump:
 
     @property
     def _logits(self) -> Literal["all", "last"]:
-        """Of which tokens the output is computed."""
-        return "all" if self._uses.keys() & set(OUTPUTS) else "last"
+        """Of which tokens the output is computed: the prompt's last alone if none is requested."""
+        return "all" if any(self._graph[name].ends for name in self._uses) else "last"
 
     def _streamed(self) -> None:
         """Every tensor goes out in the layer where it is made."""

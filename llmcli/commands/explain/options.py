@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 # an axis: its word, and its size in the letters of the papers
 AXES = {
     "T": ("token", "n"), "S": ("key", "n"), "H": ("head", "h"), "Hk": ("kv head", "h_kv"),
-    "D": ("dimension", "d"), "dh": ("number", "d/h"), "dk": ("number", "d_k"),
-    "dv": ("number", "d_v"), "F": ("neuron", "F"), "Fs": ("neuron", "Fₛ"), "Fe": ("neuron", "Fₑ"),
+    "D": ("dimension", "d"), "De": ("dimension", "De"), "dh": ("number", "d/h"),
+    "dk": ("number", "d_k"), "dv": ("number", "d_v"),
+    "F": ("neuron", "F"), "Fs": ("neuron", "Fₛ"), "Fe": ("neuron", "Fₑ"),
     "V": ("vocabulary", "v"), "P": ("position", "positions"), "E": ("expert", "E"),
     "K": ("choice", "K"), "1": ("number", "1"),
 }  # fmt: skip
@@ -94,6 +95,7 @@ def _of_letter(
     if re.fullmatch(r"T[1-5]", letter):
         letter = letter.translate(_RAISED)
     letters = {"W_E": "embed.W", "W_P": "pos_embed.W", "W_head": "head.W"}
+    letters |= {"W_ED": "embed_proj.W", "W_DE": "head_proj.W"}
     if config.head.tied:
         letters["W_head"] = "embed.W"
     for tensor, node in graph(config).nodes.items():

@@ -224,7 +224,8 @@ def _checks(prepared: Prepared) -> tuple[ViewCheck, ...]:
     tensors = prepared.checkpoint.tensors
     if not tensors:
         return ()
-    held = sum(math.prod(tensors[name].shape) for name in {f.source for f in prepared.plan.loads})
+    loads = {load.source: load for load in prepared.plan.loads}
+    held = sum(math.prod(tensors[n].shape) - f.unused(tensors[n].shape) for n, f in loads.items())
     total = sum(math.prod(shape) for shape in prepared.shapes.values())
     words = f"the stored tensors hold the {total:,} parameters of the configuration"
     off, scaleless = float(abs(held - total)), prepared.unscaled

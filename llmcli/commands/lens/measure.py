@@ -206,10 +206,12 @@ class Stream:
         # what is added, and the places of the stream, each with what its sum is multiplied by
         self._added = set(model.config.embedding.residual_updates)
         self._places: dict[str, float] = {}
+        self._begins = {"embed"}  # the stream's first part, or its normalized replacement
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
                 self._places |= {sublayer.stream: 1.0, sublayer.stream_out: 1.0}
-                self._added |= set(sublayer.residual_updates)
+                self._added |= {sublayer.residual, *sublayer.residual_updates}
+                self._begins |= {sublayer.residual} - {sublayer.stream}
             self._places[sublayer.stream_out] = layer.scale
             if layer.scaled:
                 factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()
@@ -223,7 +225,7 @@ class Stream:
 
     def watch(self, first: int, name: str, x_BTD: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`. Raises NotFinite."""
-        if name == "embed":
+        if name in self._begins:
             self._parts = []
         if name in self._places:
             self._add_up(first, name, x_BTD[0])
@@ -329,17 +331,22 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
 
     A matrix in blocks rounds its input (`Packed.quantized_input`). Where a number of the formula's
-    norm and of the model's differ by rounding only, it is rounded as the model's is.
+    norm and of the model's differ by rounding only, it is rounded as the model's is. For embeddings
+    of another width than the stream, `Norm_f(h)` is projected first.
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
     norm_D = weight("ln_final.w").dense() if config.final_norm.weights else None
     x_ND = normalized(at_least_float32(h_ND), config.final_norm, norm_D, bias)
-    head = weight("head.W")
-    if isinstance(head, Packed):
-        own_ND = model.decoder.ln_final(h_ND)
-        off_N1 = ROUNDINGS * torch.finfo(own_ND.dtype).eps * x_ND.abs().amax(-1, keepdim=True)
-        x_ND = rule.settled(x_ND, head.quantized_input(x_ND), head.quantized_input(own_ND), off_N1)
+    head, project = weight("head.W"), model.decoder.head_proj
+    own_ND = model.decoder.ln_final(h_ND)
+    for matrix in (head,) if project is None else (project, head):
+        if isinstance(matrix, Packed):
+            off_N1 = ROUNDINGS * torch.finfo(own_ND.dtype).eps * x_ND.abs().amax(-1, keepdim=True)
+            rounded = matrix.quantized_input(x_ND), matrix.quantized_input(own_ND)
+            x_ND = rule.settled(x_ND, *rounded, off_N1)
+        if matrix is not head:
+            x_ND, own_ND = x_ND @ matrix.dense(x_ND.dtype).t(), matrix.matmul(own_ND)
     rows, columns = head.shape
     logits_NV = x_ND.new_empty(len(x_ND), rows)
     step = max(1, _BLOCK // columns)

@@ -147,11 +147,12 @@ def folded(lines: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         for line in lines:
             opened = {name: _open(getattr(line, name), which) for name in _NAMED}
             templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
-            alike = len({number for _, number in opened.values()} - {None}) < 2
+            numbers = [int(number) for _, number in opened.values() if number is not None]
+            apart_by = tuple(number - numbers[0] for number in numbers)
             apart: dict[str, Any] = {"filled": (), "scale_tensors": ()}
             template = replace(line, **templates, **apart, bytes=0, numbers=None)
             bad = line.numbers and line.numbers.bad
-            rows.setdefault((template, bad, alike or line.source), []).append(line)
+            rows.setdefault((template, bad, apart_by), []).append(line)
         lines = [row[0] if len(row) == 1 else _row(row) for row in rows.values()]
     return tuple(lines)
 

@@ -147,7 +147,7 @@ def model_shapes(
         file = stored.get(spec.name)
         if file is None or spec.layer is None:
             return file
-        return replace(file, source=numbered(file.source, spec.layer, "{}"))
+        return replace(file, source=numbered(file.source, spec.layer, "{}", "{} before"))
 
     rows = fold(tensors, request.config, in_file)
     every = [spec for item in whole for spec in item]
@@ -251,10 +251,14 @@ def unfold(row: Folded) -> tuple[Phases, ...]:
     return tuple(tuple(_moved(spec, layer - first) for spec in row.phases) for layer in row.layers)
 
 
-def numbered(text: str, layer: int, number: str) -> str:
-    """`text` with `number` in place of the layer's number between dots, the first in each name."""
+def numbered(text: str, layer: int, number: str, before: str = "") -> str:
+    """`text` with `number` in place of the layer's number between dots, the first in each name.
+
+    Without one, `before` is put in place of the number of the layer before (post-norm blocks).
+    """
     found = rf"(?<!\S)(\S*?)(?<![^.]){layer}(?![^.])"  # a later one is a head's or an expert's
-    return re.sub(found, lambda match: match[1] + number, text)
+    text, times = re.subn(found, lambda match: match[1] + number, text)
+    return text if times or not before else numbered(text, layer - 1, before)
 
 
 def _folded(part: Sequence[Phases]) -> Folded:
@@ -289,7 +293,8 @@ def _row(
     tensors = tuple(shown[spec.name, spec.phase] for spec in row.phases)
     source = "" if (file := tensors[0].stored) is None else file.source
     if len(row.layers) > 1:
-        source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
+        every, before = (f"{{{spans([one - by for one in row.layers])}}}" for by in (0, 1))
+        source = numbered(source, row.layers[0], every, before)
     memory = _memory(tensors[0], model)
     return ShapeRow(**{**vars(row), "phases": tensors}, memory=memory, source=source)
 
@@ -373,7 +378,7 @@ def model_names(request: ShapesRequest) -> NamesReport:
         if spec.layer is not None and len(row.layers) > 1:
             # between dots or, in a short name, inside: `k6`
             others = tuple(
-                numbered(alias, spec.layer, "{i}")
+                numbered(alias, spec.layer, "{i}", "{i-1}")
                 if "." in alias
                 else alias.replace(str(spec.layer), "{i}", 1)
                 for alias in others

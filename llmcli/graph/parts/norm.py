@@ -28,7 +28,7 @@ def norm_graph(
     """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
     `letter`: symbol of the output. `words`: descriptions of the norm and the output. `wide`: the
-    output is added to the stream, and is not the input of a product.
+    output is part of the stream.
     """
     which, out = words
     ends = layer is None

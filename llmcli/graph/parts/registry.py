@@ -106,7 +106,10 @@ def _layer_type(layer: LayerConfig) -> LayerType:
 
 
 def _norms(layer: LayerConfig) -> str:
-    """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` (each part); empty without norms."""
+    """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` (each part); empty without norms.
+
+    With a normed residual `LayerNorm on the residual stream`.
+    """
     places = {
         "before": [one.pre_norm for one in layer.branches if one.pre_norm is not None],
         "after": [
@@ -118,4 +121,5 @@ def _norms(layer: LayerConfig) -> str:
     kinds = {norm.kind for norms in places.values() for norm in norms}
     names = [{"rms": "RMSNorm", "layer": "LayerNorm"}[kind] for kind in sorted(kinds)]
     where = " and ".join(place for place, norms in places.items() if norms)
-    return " and ".join(names) + (f" {where}" if places["after"] else "")
+    where = f" {where}" if places["after"] else ""
+    return " and ".join(names) + where + " on the residual stream" * layer.normed_residual

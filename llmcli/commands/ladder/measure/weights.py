@@ -219,6 +219,12 @@ def require_supported(config: ModelConfig) -> None:
             raise UnsupportedModel(
                 f"the ladder has no rungs for {what}, which block {number} has", hint=hint
             )
+    for what, there in (
+        ("a normalized residual stream", any(layer.normed_residual for layer in config.layers)),
+        ("embeddings of another width", config.embedding.size is not None),
+    ):
+        if there:
+            raise UnsupportedModel(f"the ladder has no rungs for {what}", hint=others)
     if all(layer.attention is None for layer in config.layers):
         raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=dense)
 
