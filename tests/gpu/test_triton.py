@@ -15,14 +15,21 @@ import torch
 import torch.nn.functional as F
 from card import Card
 from small_models import ids, random_decoder
-from test_gate import decoded, put, same, sessions
+from test_gate import CAPACITY, decoded, put, same, sessions
 from zoo import MODELS
 
+from llmcli.config.samples import GATED, OFFSET, block, branch, layer, llama
+from llmcli.decoder.block import Block
+from llmcli.decoder.decoder import Decoder
+from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.ops import on_card
 from llmcli.ops.activations import activation as activation_of
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.norm import layer_norm, rms_norm
+from llmcli.ops.rope import rotate
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -53,53 +60,100 @@ def test_they_are_off_unless_they_are_wanted(monkeypatch):
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
-    calls.append("attend")
     mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)
-    return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H)
+    return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H).contiguous()
 
 
-def product(x, w, b, *, out, activation=None):
-    calls.append(activation or "product")
-    y = F.linear(x, w, b)
+def product(x, w, b, *, out, norm, gated, activation, onto):
+    x = x.to(w.dtype) if norm is None else normalize(x, norm, w.dtype)
+    y = F.linear(x.float(), w.float(), None if b is None else b.float())
+    y, *up = y.split(len(w) // (1 + gated), -1)
     if activation is not None:
-        gate, up = y.split(len(w) // 2, -1)
-        y = activation_of(activation)(gate) * up
+        y = activation_of(activation)(y.to(w.dtype)).float()
+    if gated:
+        y = y.to(w.dtype).float() * up[0].to(w.dtype).float()
+    if onto is not None:
+        stream, post, factor = onto
+        y = y if post is None else normalize(y, post, torch.float32)
+        y = y * factor + stream.view(y.shape)
     return y.to(out)
 
 
 def normalize(x, norm, out):
-    calls.append("norm")
     w, b, eps, kind, offset = norm
-    w = torch.ones(x.shape[1], device=x.device) if w is None else w + offset
     if kind == 2:
-        return F.layer_norm(x, w.shape, w, b, eps).to(out)
-    return F.rms_norm(x, w.shape, w, eps).to(out)
+        return layer_norm(x, w, b, eps, out, offset=offset)
+    return rms_norm(x, w, eps, out, offset=offset)
 
 
-calls = []
+def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
+    _, kv_heads, _, size = k.shape
+    sizes = heads * size, kv_heads * size, kv_heads * v.shape[3]
+    parts = zip(x[:, : sum(sizes)].split(sizes, 1), (heads, kv_heads, kv_heads), strict=True)
+    q, keys, values = (one.unflatten(1, (1, number, -1)) for one, number in parts)
+    if norms:
+        q, keys = (normalize(one, norm, dtype) for one, norm in zip((q, keys), norms, strict=True))
+    if tables_CR is not None:
+        tables = [table[starts_B, None, None] for table in tables_CR]
+        q, keys = rotate(q, *tables), rotate(keys, *tables)
+    rows = torch.arange(len(x))
+    k[rows, :, starts_B], v[rows, :, starts_B] = keys[:, 0].to(k.dtype), values[:, 0].to(v.dtype)
+    return q.transpose(1, 2).to(dtype)
 
 
-PLAIN = {"attend", "norm", "product"}
-GATED = ("llama", "window", "chunks", "caps", "sinks")
-OTHERS = ("gpt2", "keys and values of another layer", "mamba-2", "clamped gates")
+def stand_ins(card):
+    """Kernels made of PyTorch's operations; attention is a launch for the splits and one more."""
+    functions = attend_one, enter, normalize, product
+    made = {one.__name__: card.kernel(one, 1 + (one is attend_one)) for one in functions}
+    return SimpleNamespace(**made)
 
 
-@pytest.mark.parametrize("name", [*GATED, *OTHERS])
+GEMMA = llama(*(
+    block(
+        branch(layer(window=window, cap=1.5, qk_norm=OFFSET).attention, OFFSET, OFFSET),
+        branch(GATED, OFFSET, OFFSET),
+    )
+    for window in (None, 3)
+))  # fmt: skip
+# the most launches of a layer; without a number that of parts that have other kernels
+LAUNCHES = {
+    "llama": 7, "qk norm": 7, "gemma": 7, "gpt2": 7, "gpt2 with relu and a window": 7,
+    "biases and relu": 7, "partial rotation": 7, "wide values": 7, "caps": 7, "sinks": 7,
+    "chunks": 15, "layers that differ": 7, "offset norms": 7, "norms after": 7,
+    "norms before and after": 7, "parallel with one norm": 7, "multipliers": 8,
+    "one and three sublayers": 9, "blocks scaled by a parameter": 8, "gated attention": None,
+    "clipped projections": None, "clamped gates": None, "mamba-2": None,
+    "keys and values of another layer": None, "experts beside the feed-forward": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
 def test_a_captured_step_has_them(name, monkeypatch):
-    """By stand-ins made of PyTorch's operations: that they are given what they need."""
-    calls.clear()
-    made_of = SimpleNamespace(attend_one=attend_one, normalize=normalize, product=product)
-    monkeypatch.setattr(on_card, "kernels", lambda: made_of)
-    here = random_decoder(MODELS[name], torch.float32)
+    """That they are given what they need, and how many launches a layer has then."""
+    config, marks, plain = MODELS.get(name, GEMMA), [], Block.__call__
+
+    def marked(*args):
+        before = len(card.launches or [])
+        out = plain(*args)
+        marks.append(len(card.launches or []) - before)
+        return out
+
+    here = random_decoder(config, torch.float32)
     with torch.inference_mode(), Card(float64=False) as card:
-        there = put(here, card, torch.float32)
-        ordinary, captured = sessions(here, there, [[5, 9, 2, 7], [3, 1]])
+        kernels = stand_ins(card)
+        monkeypatch.setattr(on_card, "kernels", lambda: kernels)
+        ordinary, captured = sessions(here, put(here, card, torch.float32), [[5, 9, 2, 7], [3, 1]])
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert PLAIN | ({"silu"} if name in GATED else set()) <= set(calls)
-        calls.clear()
-        seen = {}
-        decoded(captured, tokens[:, :1], tap=seen.__setitem__)
-        # what is within the gated one is shown
-        assert not set(calls) - PLAIN
-        assert "blocks.0.attn.q" in seen or name == "mamba-2"
+        assert {"attend_one", "product"} <= set(card.launches)
+        seen = {}, {}
+        for session, tap in zip((captured, ordinary), seen, strict=True):
+            decoded(session, tokens[:, :1], tap=tap.__setitem__)
+        assert seen[0].keys() == seen[1].keys()
+        same((one.cpu() for one in seen[0].values()), seen[1].values(), 1e-4)
+        decoder = card.put(Decoder(config, Precision.of("bfloat16"), device="cuda"), CAPACITY)
+        session = Session(decoder, 1, CAPACITY)
+        monkeypatch.setattr(Block, "__call__", marked)
+        decoded(session, tokens[:1, :2])
+    if LAUNCHES[name] is not None:
+        assert max(marks[-len(config.layers) :]) == LAUNCHES[name]
