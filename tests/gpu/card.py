@@ -21,7 +21,7 @@ from llmcli.decoder.steps import GraphRecorder
 
 aten = torch.ops.aten
 # they have no parts: which kernel computes it is chosen from the device
-WHOLE = {aten.scaled_dot_product_attention.default}
+WHOLE = {aten.scaled_dot_product_attention.default, aten.rms_norm.default}
 # nothing is launched for them, as for views
 ALLOCATES = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided,

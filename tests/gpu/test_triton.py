@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from card import Card
 from small_models import ids, random_decoder
+from tensors import drawn
 from test_gate import CAPACITY, decoded, put, same, sessions
 from zoo import MODELS
 
@@ -157,3 +158,33 @@ def test_a_captured_step_has_them(name, monkeypatch):
         decoded(session, tokens[:1, :2])
     if LAUNCHES[name] is not None:
         assert max(marks[-len(config.layers) :]) == LAUNCHES[name]
+
+
+APART = {  # operations, and how many launches they are with 16-bit weights or heads, and in float32
+    "rms": (lambda x, y, w, b, *tables: rms_norm(x, w, 1e-5, w.dtype), 2, 1),
+    "rms, wide": (lambda x, y, w, b, *tables: rms_norm(x, w, 1e-5), 2, 1),
+    "layer": (lambda x, y, w, b, *tables: layer_norm(x, w, b, 1e-5, w.dtype), 2, 1),
+    "layer, wide": (lambda x, y, w, b, *tables: layer_norm(x, w, b, 1e-5), 2, 1),
+    "rotation": (lambda x, y, w, b, *tables: rotate(y, *tables), 3, 3),
+    "rotation of a part": (lambda x, y, w, b, *tables: rotate(torch.cat((y, y), 3), *tables), 5, 5),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_norms_and_rotations_are_few_launches_without_kernels(name):
+    """16-bit numbers are not converted in launches of their own."""
+    function, *counts = APART[name]
+    for dtype, launches in zip((torch.bfloat16, torch.float32), counts, strict=True):
+        x, tables = drawn(2, 1, 3, 8, seed=1), drawn(2, 2, 1, 1, 8, seed=4)
+        w, b = (drawn(8, dtype=dtype, seed=seed) for seed in (2, 3))
+        given = x, x.to(dtype), w, b, *tables
+        want = function(*given)
+        with torch.inference_mode(), Card() as card:
+            there = [one.to("cuda") for one in given]
+            with card.captured():
+                found = function(*there)
+            found = found.cpu()
+        assert len(card.launches) == launches
+        assert found.dtype == want.dtype
+        rtol = 2e-6 if want.dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(found, want, rtol=rtol, atol=1e-6)
