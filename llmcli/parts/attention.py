@@ -65,10 +65,10 @@ class Attention(SoftmaxMap):
                 self.k_norm = Norm(config.qk_norm, f"{name}.k_norm", parameters)
         if config.kv.norm is not None and config.kv.layer is None:
             self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
-        # whether a card's kernel has all that is between the product and the scores
+        # whether a card has one kernel for all that is between the product and the scores
         norm = config.qk_norm
         by_head = norm is None or (norm.kind == "rms" and type(norm) is NormConfig)
-        self._enters = by_head and config.kv == KeysValues() and config.clip is None
+        self._in_one = by_head and config.kv == KeysValues() and config.clip is None
 
     def fuses(self, x_BTD: Tensor) -> bool:
         """Whether kernels of a card support its products."""
@@ -153,7 +153,7 @@ class Attention(SoftmaxMap):
         values = 0 if config.kv.equal else config.kv_heads * config.value_dim
         gates = config.gated * config.heads * config.value_dim
         qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
-        if self._enters and step.fixed and step.cached and not step.observed:
+        if self._in_one and step.fixed and step.cached and not step.observed:
             caches = state["k"], state["v"]
             if on_card.enters(qkv, *caches):
                 norms, tables_CR = (self.q_norm, self.k_norm), None

@@ -183,7 +183,8 @@ def product(
     outputs = len(w_NK) // (2 if gated else 1)
     y_MN = torch.empty(rows, outputs, device=x_MK.device, dtype=out)
     none: Norm = (None, None, 0.0, 0, 0.0)
-    residual_MN, post, factor = onto or (None, None, 1.0)
+    stream, post, factor = onto or (None, None, 1.0)
+    residual_MN = None if stream is None else stream.reshape(rows, outputs).contiguous()
     (w_D, b_D, eps, kind, offset), (w_N, b_N, *numbers) = norm or none, post or none
     tensors = w_D, b_D, w_NK, bias_N, residual_MN, w_N, b_N
     row_kernel[(triton.cdiv(outputs, ROWS), rows)](
@@ -211,5 +212,5 @@ def _done(device: torch.device, rows: int) -> Tensor:
 
 
 Norm = tuple[Tensor | None, Tensor | None, float, int, float]  # weights, bias, eps, KIND, offset
-# A stream of M rows in float32, the norm of what is added to it, and a factor after that.
+# A float32 stream `[…, N]` of M rows, the norm of what is added to it, and a factor after that.
 Onto = tuple[Tensor, Norm | None, float]
