@@ -68,7 +68,7 @@ class Attention(SoftmaxMap):
         # whether a card has one kernel for all that is between the product and the scores
         norm = config.qk_norm
         by_head = norm is None or (norm.kind == "rms" and type(norm) is NormConfig)
-        self._in_one = by_head and config.kv == KeysValues() and config.clip is None
+        self._in_one = by_head and config.kv == KeysValues() and self._late_clip is None
 
     def fuses(self, x_BTD: Tensor) -> bool:
         """Whether kernels of a card support its products."""

@@ -19,13 +19,14 @@ from tensors import drawn
 from test_gate import CAPACITY, decoded, put, same, sessions
 from zoo import MODELS
 
-from llmcli.config.samples import GATED, OFFSET, block, branch, layer, llama
+from llmcli.config.samples import GATED, OFFSET, block, branch, layer, llama, twice
 from llmcli.decoder.block import Block
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.precision import Precision
 from llmcli.kernels import native
+from llmcli.nn.step import Edit
 from llmcli.ops import on_card
 from llmcli.ops.activations import activation as activation_of
 from llmcli.ops.attention import attend, visible_keys
@@ -109,55 +110,66 @@ def stand_ins(card):
     return SimpleNamespace(**made)
 
 
-GEMMA = llama(*(
-    block(
-        branch(layer(window=window, cap=1.5, qk_norm=OFFSET).attention, OFFSET, OFFSET),
-        branch(GATED, OFFSET, OFFSET),
-    )
-    for window in (None, 3)
-))  # fmt: skip
-# the most launches of a layer; without a number that of parts that have other kernels
-LAUNCHES = {
-    "llama": 7, "qk norm": 7, "gemma": 7, "gpt2": 7, "gpt2 with relu and a window": 7,
-    "biases and relu": 7, "partial rotation": 7, "wide values": 7, "caps": 7, "sinks": 7,
-    "chunks": 15, "layers that differ": 7, "offset norms": 7, "norms after": 7,
-    "norms before and after": 7, "parallel with one norm": 7, "multipliers": 8,
-    "one and three sublayers": 9, "blocks scaled by a parameter": 8, "gated attention": None,
-    "clipped projections": None, "clamped gates": None, "mamba-2": None,
-    "keys and values of another layer": None, "experts beside the feed-forward": None,
+OWN = {
+    "gemma": llama(*(
+        block(
+            branch(layer(window=window, cap=1.5, qk_norm=OFFSET).attention, OFFSET, OFFSET),
+            branch(GATED, OFFSET, OFFSET),
+        )
+        for window in (None, 3)
+    )),
+    "clipped after norms of heads": twice(layer(clip=0.2, qk_norm=OFFSET)),
 }  # fmt: skip
+SEVEN = (
+    "llama", "qk norm", "gemma", "gpt2", "gpt2 with relu and a window", "biases and relu",
+    "partial rotation", "wide values", "caps", "sinks", "layers that differ", "offset norms",
+    "norms after", "norms before and after", "parallel with one norm",
+)  # fmt: skip
+MORE = {
+    "multipliers": 8, "blocks scaled by a parameter": 8, "one and three sublayers": 9, "chunks": 15,
+}  # fmt: skip
+OTHERS = (
+    "gated attention", "clipped projections", "clipped after norms of heads", "clamped gates",
+    "mamba-2", "keys and values of another layer", "experts beside the feed-forward",
+)  # fmt: skip
+# the most launches of a layer, if all its parts have kernels
+LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | dict.fromkeys(OTHERS)
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_captured_step_has_them(name, monkeypatch):
     """That they are given what they need, and how many launches a layer has then."""
-    config, marks, plain = MODELS.get(name, GEMMA), [], Block.__call__
+    config, counts, plain = (MODELS | OWN)[name], [], Block.__call__
 
     def marked(*args):
         before = len(card.launches or [])
         out = plain(*args)
-        marks.append(len(card.launches or []) - before)
+        counts.append(len(card.launches or []) - before)
         return out
 
     here = random_decoder(config, torch.float32)
     with torch.inference_mode(), Card(float64=False) as card:
         kernels = stand_ins(card)
         monkeypatch.setattr(on_card, "kernels", lambda: kernels)
-        ordinary, captured = sessions(here, put(here, card, torch.float32), [[5, 9, 2, 7], [3, 1]])
+        both = sessions(here, put(here, card, torch.float32), [[5, 9, 2, 7], [3, 1]])
+        ordinary, captured = both
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
         assert {"attend_one", "product"} <= set(card.launches)
-        seen = {}, {}
-        for session, tap in zip((captured, ordinary), seen, strict=True):
+        # what is observed is computed apart
+        seen, marks = ({}, {}), ([], [])
+        for session, tap, clock in zip(both, seen, marks, strict=True):
             decoded(session, tokens[:, :1], tap=tap.__setitem__)
-        assert seen[0].keys() == seen[1].keys()
-        same((one.cpu() for one in seen[0].values()), seen[1].values(), 1e-4)
+            decoded(session, tokens[:, :1], clock=clock.append)
+        assert [*seen[0]] == [*seen[1]]
+        assert marks[0] == marks[1]
+        same((one.cpu() for one in seen[1].values()), seen[0].values(), 1e-4)
         decoder = card.put(Decoder(config, Precision.of("bfloat16"), device="cuda"), CAPACITY)
         session = Session(decoder, 1, CAPACITY)
         monkeypatch.setattr(Block, "__call__", marked)
         decoded(session, tokens[:1, :2])
     if LAUNCHES[name] is not None:
-        assert max(marks[-len(config.layers) :]) == LAUNCHES[name]
+        assert max(counts[-len(config.layers) :]) == LAUNCHES[name]
 
 
 APART = {  # operations, and how many launches they are with 16-bit weights or heads, and in float32
@@ -188,3 +200,15 @@ def test_norms_and_rotations_are_few_launches_without_kernels(name):
         assert found.dtype == want.dtype
         rtol = 2e-6 if want.dtype == torch.float32 else 2**-7
         torch.testing.assert_close(found, want, rtol=rtol, atol=1e-6)
+
+
+def test_edits_within_what_is_fused(monkeypatch):
+    here = random_decoder(MODELS["llama"], torch.float32)
+    with torch.inference_mode(), Card(float64=False) as card:
+        kernels = stand_ins(card)
+        monkeypatch.setattr(on_card, "kernels", lambda: kernels)
+        both = sessions(here, put(here, card, torch.float32), [[5, 9, 2]])
+        for leaf in ("ln1.out", "attn.k_rot", "attn_out", "mlp.act"):
+            edits = [Edit(name=f"blocks.1.{leaf}", fn=lambda x: -2 * x)]
+            edited = [decoded(one, ids(1, 2), edits=edits) for one in both]
+            same(*edited, 1e-4)
