@@ -49,12 +49,7 @@ def takes(x: Tensor) -> bool:
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
-    return (
-        takes(q_BHTd)
-        and q_BHTd.shape[2] == 1
-        and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
-        and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
-    )
+    return q_BHTd.shape[2] == 1 and enters(q_BHTd, k_BKCd, v_BKCe)
 
 
 def attend(
@@ -87,13 +82,9 @@ def normalize(
 
 
 def enters(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
-    """Whether a kernel writes keys and values of the rows `x` into this cache: one token each."""
-    return (
-        takes(x)
-        and x.shape[1] == 1
-        and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
-        and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
-    )
+    """Whether kernels write keys and values computed from `x` into this cache, or read them."""
+    contiguous = k_BKCd.stride(3) == v_BKCe.stride(3) == 1
+    return takes(x) and contiguous and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
 
 
 def enter(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from card import Card
 from small_models import ids, random_decoder
 from tensors import drawn
-from test_gate import CAPACITY, decoded, put, same, sessions
+from test_gate import CAPACITY, LENGTH_ROPES, decoded, put, same, sessions
 from zoo import MODELS
 
 from llmcli.config.samples import GATED, OFFSET, block, branch, layer, llama, twice
@@ -93,6 +93,7 @@ def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
     sizes = heads * size, kv_heads * size, kv_heads * v.shape[3]
     parts = zip(x[:, : sum(sizes)].split(sizes, 1), (heads, kv_heads, kv_heads), strict=True)
     q, keys, values = (one.unflatten(1, (1, number, -1)) for one, number in parts)
+    assert all(kind == 1 for *_, kind, _ in norms)
     if norms:
         q, keys = (normalize(one, norm, dtype) for one, norm in zip((q, keys), norms, strict=True))
     if tables_CR is not None:
@@ -131,6 +132,7 @@ MORE = {
 OTHERS = (
     "gated attention", "clipped projections", "clipped after norms of heads", "clamped gates",
     "mamba-2", "keys and values of another layer", "experts beside the feed-forward",
+    "qk layer norm", "qk norm over the width", "longrope",
 )  # fmt: skip
 # the most launches of a layer, if all its parts have kernels
 LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | dict.fromkeys(OTHERS)
@@ -155,7 +157,7 @@ def test_a_captured_step_has_them(name, monkeypatch):
         ordinary, captured = both
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert {"attend_one", "product"} <= set(card.launches)
+        assert name in LENGTH_ROPES or {"attend_one", "product"} <= set(card.launches)
         # what is observed is computed apart
         seen, marks = ({}, {}), ([], [])
         for session, tap, clock in zip(both, seen, marks, strict=True):
@@ -175,7 +177,14 @@ def test_a_captured_step_has_them(name, monkeypatch):
 APART = {  # operations, and how many launches they are with 16-bit weights or heads, and in float32
     "rms": (lambda x, y, w, b, *tables: rms_norm(x, w, 1e-5, w.dtype), 2, 1),
     "rms, wide": (lambda x, y, w, b, *tables: rms_norm(x, w, 1e-5), 2, 1),
+    "rms, offset": (lambda x, y, w, *rest: rms_norm(x, w, 1e-5, w.dtype, offset=1.0), 4, 2),
+    "rms of each head": (
+        lambda x, y, w, b, cos, sin: rms_norm(x[:, :, :2], cos[:, 0, 0], 1e-5, w.dtype), 2, 2,
+    ),
     "layer": (lambda x, y, w, b, *tables: layer_norm(x, w, b, 1e-5, w.dtype), 2, 1),
+    "layer, a bias alone": (
+        lambda x, y, w, b, *tables: layer_norm(x, None, b, 1e-5, w.dtype), 2, 1,
+    ),
     "layer, wide": (lambda x, y, w, b, *tables: layer_norm(x, w, b, 1e-5), 2, 1),
     "rotation": (lambda x, y, w, b, *tables: rotate(y, *tables), 3, 3),
     "rotation of a part": (lambda x, y, w, b, *tables: rotate(torch.cat((y, y), 3), *tables), 5, 5),

@@ -12,6 +12,7 @@ from tensors import HALVES, drawn
 from llmcli.config.attention import Chunk
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import ACTIVATIONS
+from llmcli.kernels.triton import products
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.heads import enter
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
@@ -24,6 +25,12 @@ from llmcli.ops.rope import rotate
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+    """Norms read their rows in several parts, as very long ones."""
+    monkeypatch.setattr(products, "_WIDE", 32)
 
 
 def near(got, want, dtype):
@@ -104,9 +111,18 @@ def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name,
     near(got, want, dtype)
     near(product(x, w[:outputs], b[:outputs], out=dtype, activation=name),
          activation(name)(gate.float()), dtype)  # fmt: skip
+    assert product(x * torch.nan, w, b, out=dtype, gated=True, activation=name).isnan().all()
     down, stream = drawn(5, outputs, dtype=dtype, seed=5), drawn(rows, 5, seed=6)
     behind = product(got, down, out=torch.float32, onto=(stream, None, 0.5))
     near(behind, F.linear(got.double(), down.double()) * 0.5 + stream, torch.float32)
+
+
+def test_gates_and_neurons_are_rounded_like_those_of_separate_operations():
+    """Bits of sums that are exact in float32."""
+    x, w = (drawn(rows, 20, seed=rows).mul(64).round().div(64).half() for rows in (3, 14))
+    gate, up = F.linear(x.float(), w.float()).half().split(7, -1)
+    want = F.relu(gate).square() * up
+    assert torch.equal(product(x, w, out=want.dtype, gated=True, activation="relu2"), want)
 
 
 @dtypes
@@ -161,6 +177,7 @@ def test_heads_enter_the_scores_and_the_cache(norms, rotated, wide, dtype):
     at = torch.arange(batch)
     stored = dtype if wide else torch.float16
     near(q, want[0], dtype)
+    assert dtype == torch.float32 or (q == want[0]).float().mean() > 0.9  # rounded where they are
     near(k[at, :, starts], want[1], stored)
     near(v[at, :, starts], want[2], stored)
     assert q.shape == (batch, heads, 1, size)

@@ -36,7 +36,7 @@ def activated(x, ACT: tl.constexpr):
         return x / (1 + tl.exp(-1.702 * x))
     if ACT == 6:
         return 1 / (1 + tl.exp(-x))
-    x = tl.maximum(x, 0.0)
+    x = tl.where(x < 0, 0.0, x)  # not `maximum`, which turns NaN into 0
     return x if ACT == 4 else x * x
 
 
