@@ -62,6 +62,7 @@ def test_they_are_off_unless_they_are_wanted(monkeypatch):
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
+    assert q.dtype == k.dtype
     mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)
     return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H).contiguous()
 

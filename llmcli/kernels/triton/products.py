@@ -207,7 +207,11 @@ def _wide(columns: int) -> int:
 
 @cache
 def _done(device: torch.device, rows: int) -> Tensor:
-    """How many programs of each row are done: 0 between kernels, which run one after the other."""
+    """How many programs of each row are done: 0 between kernels.
+
+    Shared by all kernels of a device, which must not run concurrently. Allocated by the first call,
+    which is never a captured one: a step is computed before it is captured.
+    """
     return torch.zeros(rows, dtype=torch.int32, device=device)
 
 
