@@ -7,7 +7,8 @@ from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid"]
 
-# How formulas write each, in the order of `enum activation` in kernels/steps.c.
+# How formulas write each, in the order of `enum activation` in kernels/steps.c and of
+# kernels/triton/products.py.
 ACTIVATIONS: dict[Activation, str] = {
     "silu": "SiLU",
     "gelu": "GELU",
@@ -17,8 +18,6 @@ ACTIVATIONS: dict[Activation, str] = {
     "relu2": "ReLU²",
     "sigmoid": "σ",
 }
-# Activations that GPU kernels have, in the order of kernels/triton/products.py.
-CARD_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.graph.block import BranchNames, SublayerNames, block_names
 from llmcli.graph.parts.registry import part_of
+from llmcli.nn.linear import Fused
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Emitted, Step
@@ -34,7 +35,7 @@ from llmcli.parts.conv import ShortConv
 from llmcli.parts.delta import GatedDelta
 from llmcli.parts.experts import Experts
 from llmcli.parts.latent import LatentAttention
-from llmcli.parts.mlp import build_mlp
+from llmcli.parts.mlp import GatedMlp, Mlp, build_mlp
 from llmcli.parts.norm import Norm
 from llmcli.parts.ple import Ple
 from llmcli.parts.ssm import Ssm
@@ -94,6 +95,23 @@ class Branch:
         self.mixer: Mixer | None = self.part if kind.mixes else None
         self.reads_stream = kind.reads_stream(config.part)
         self.adds_norm = names.residual_update == f"{names.post}.out"  # emitted by the norm
+
+    def fuses(self, x_BTD: Tensor, step: Step) -> bool:
+        """Whether `fused` supports it: on a card, if nothing of it is observed."""
+        part = self.part
+        unseen = x_BTD.is_cuda and not step.observed
+        return unseen and isinstance(part, Attention | Mlp | GatedMlp) and part.fuses(x_BTD)
+
+    def fused(
+        self, x_BTD: Tensor, state: LayerState, step: Step, norm: Norm | None, stream_BTD: Tensor
+    ) -> Tensor:
+        """`stream_BTD` with this branch of x, normalized by `norm`, added by the part's kernels."""
+        post = None if self.post_norm is None else self.post_norm.fused
+        onto = stream_BTD, post, float(self.names.config.multiplier)
+        before = () if self.mixer is None else (state,)
+        fused = Fused(None if norm is None else norm.fused, onto)
+        added: Tensor = self.part(x_BTD, *before, step, fused)
+        return added
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor) -> Tensor:
         """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
@@ -158,11 +176,17 @@ class Block:
         x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
         for names, branches in self.sublayers:
             out_BTD: Tensor | None = x_BTD if names.summed is None else None
-            reads = x_BTD
+            norm: Norm | None = None
+            reads: Tensor | None = None
             for branch in branches:
-                if branch.pre_norm is not None:
-                    reads = branch.pre_norm.observed(x_BTD, step)
-                elif not branch.names.config.shares_norm:
+                if not branch.names.config.shares_norm:
+                    norm, reads = branch.pre_norm, None
+                if out_BTD is not None and branch.fuses(x_BTD, step):
+                    out_BTD = branch.fused(x_BTD, state, step, norm, out_BTD)
+                    continue
+                if reads is None and norm is not None:
+                    reads = norm.observed(x_BTD, step)
+                elif reads is None:
                     reads = x_BTD.to(self.dtype)
                 if branch.names.normed_residual:
                     x_BTD, reads = reads, reads.to(self.dtype)

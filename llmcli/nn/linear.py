@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from llmcli.config.mlp import Activation
 from llmcli.nn.parameters import Parameters
+from llmcli.ops import on_card
+from llmcli.weights.dense import Dense
 from llmcli.weights.routes import ExpertAssignment
+
+if TYPE_CHECKING:
+    from llmcli.kernels.triton.products import Norm, Onto
+
+
+class Fused(NamedTuple):
+    """What a card's kernels compute together with the products of a part.
+
+    `norm`: of the input, which is the stream then. `onto`: the stream that the output is added to.
+    """
+
+    norm: Norm | None = None
+    onto: Onto | None = None
 
 
 class Segments:
@@ -41,6 +58,7 @@ class Linear(Segments):
         weights, biases = _names(part, leaves)
         self.weight = parameters.matrix(weights, exact=exact)
         self.bias = parameters.vector(biases) if bias else None
+        self.dtype = parameters.dtype
         super().__init__(parameters, weights)
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
@@ -50,6 +68,23 @@ class Linear(Segments):
     def wide(self, x_BTD: Tensor) -> Tensor:
         """All segments in at least float32, for results added to the stream or normalized."""
         return self.weight.matmul_fp32_out(x_BTD, self.bias)
+
+    def fuses(self, x_BTD: Tensor) -> bool:
+        """Whether `fused` supports rows such as these, in the model's dtype or wider."""
+        weight = self.weight
+        return isinstance(weight, Dense) and on_card.multiplies(x_BTD, weight.tensor, self.dtype)
+
+    def fused(
+        self, x_BTD: Tensor, *, norm: Norm | None = None, wide: bool = False, gated: bool = False,
+        activation: Activation | None = None, onto: Onto | None = None,
+    ) -> Tensor:  # fmt: skip
+        """All segments at once with what is around them, see `on_card.product`; needs `fuses`."""
+        assert isinstance(self.weight, Dense)
+        dtype = torch.float32 if wide else self.dtype
+        return on_card.product(
+            x_BTD, self.weight.tensor, self.bias, dtype, norm=norm, gated=gated,
+            activation=activation, onto=onto,
+        )  # fmt: skip
 
 
 class RoutedLinear(Segments):

@@ -243,7 +243,11 @@ class Step:
 
     def rotate(self, x_BTNd: Tensor, config: RopeConfig) -> Tensor:
         """Apply RoPE to queries and keys of a recorded step."""
-        return compiled.rotate(x_BTNd, *self._ropes[config].upto(self.keys), self.starts_B)
+        return compiled.rotate(x_BTNd, *self.tables(config), self.starts_B)
+
+    def tables(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions, `[n, R]`, for kernels that look up their own."""
+        return self._ropes[config].upto(self.keys)
 
     def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
         """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`, for all heads."""

@@ -32,13 +32,14 @@ def rms_norm(
     if found is not None:
         return found
     x_BTD = at_least_float32(x_BTD)
+    if x_BTD.is_cuda:
+        if w_D is not None and w_D.ndim == 1 and w_D.dtype == x_BTD.dtype == dtype:
+            return F.rms_norm(x_BTD, w_D.shape, _offset(w_D, dtype, offset), eps)
+        y_BTD = F.rms_norm(x_BTD, x_BTD.shape[-1:], None, eps)
+        return _weighted(y_BTD, w_D, None, dtype, offset)
     if w_D is None:
-        if x_BTD.is_cuda:
-            return F.rms_norm(x_BTD, x_BTD.shape[-1:], None, eps).to(dtype)
         return (x_BTD * _inverse_rms(x_BTD, eps)).to(dtype)
     w_D = _offset(w_D, x_BTD.dtype, offset)
-    if x_BTD.is_cuda and w_D.ndim == 1:
-        return F.rms_norm(x_BTD, w_D.shape, w_D, eps).to(dtype)
     size = x_BTD.shape[-1]
     if x_BTD.numel() == size:
         # one row: the number of calls dominates. (x, -x) has mean 0 and variance mean(x²), so the
@@ -81,6 +82,24 @@ def _offset(w_D: Tensor, dtype: torch.dtype, offset: float) -> Tensor:
     return w_D + offset if offset else w_D
 
 
+def _weighted(
+    x_BTD: Tensor, w_D: Tensor | None, b_D: Tensor | None, dtype: torch.dtype, offset: float
+) -> Tensor:
+    """`x ∘ (offset + w) + b` on CUDA, where a launch widens its operands and rounds its result.
+
+    PyTorch's fused norms have one dtype: 16-bit weights would be converted first, and the result
+    after, in a launch each.
+    """
+    if w_D is not None and offset:
+        w_D = _offset(w_D, x_BTD.dtype, offset)
+    out_BTD = torch.empty_like(x_BTD, dtype=dtype)
+    if b_D is None:
+        return x_BTD.to(dtype) if w_D is None else torch.mul(x_BTD, w_D, out=out_BTD)
+    if w_D is None:
+        return torch.add(x_BTD, b_D, out=out_BTD)
+    return torch.addcmul(b_D, x_BTD, w_D, out=out_BTD)
+
+
 def _inverse_rms(x_BTD: Tensor, eps: float) -> Tensor:
     """`1 / sqrt(mean(x²) + eps)`, `[B, T, 1]`."""
     norm_BT1: Tensor = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True)
@@ -100,6 +119,10 @@ def layer_norm(
     if found is not None:
         return found
     x_BTD = at_least_float32(x_BTD)
+    given = (one.dtype for one in (w_D, b_D) if one is not None)
+    if x_BTD.is_cuda and {dtype, *given} != {x_BTD.dtype}:
+        y_BTD = F.layer_norm(x_BTD, x_BTD.shape[-1:], None, None, eps)
+        return _weighted(y_BTD, w_D, b_D, dtype, offset)
     w_D = None if w_D is None else _offset(w_D, x_BTD.dtype, offset)
     b_D = None if b_D is None else b_D.to(x_BTD.dtype)
     if w_D is not None and w_D.ndim > 1:

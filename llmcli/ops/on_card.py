@@ -6,18 +6,21 @@ their speed has not been measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from llmcli.config.attention import Window
-from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
+from llmcli.config.mlp import Activation
 from llmcli.kernels import native
 from llmcli.kernels.program import Pairs
+
+if TYPE_CHECKING:
+    from llmcli.kernels.triton.products import Norm, Onto
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
@@ -31,11 +34,11 @@ def kernels() -> Any:
     """The functions of `kernels.triton`, by name; None if off."""
     if not native.wants_triton():
         return None
-    from llmcli.kernels.triton import attention, packed, products, sampling
+    from llmcli.kernels.triton import attention, heads, packed, products, sampling
 
     made = (
-        attention.attend_one, products.normalize, products.product, packed.packed_product,
-        packed.routed_product, sampling.choose,
+        attention.attend_one, heads.enter, products.normalize, products.product,
+        packed.packed_product, packed.routed_product, sampling.choose,
     )  # fmt: skip
     return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
 
@@ -58,12 +61,7 @@ def takes(x: Tensor) -> bool:
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
-    return (
-        takes(q_BHTd)
-        and q_BHTd.shape[2] == 1
-        and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
-        and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
-    )
+    return q_BHTd.shape[2] == 1 and enters(q_BHTd, k_BKCd, v_BKCe)
 
 
 def attend(
@@ -95,21 +93,45 @@ def normalize(
     return out.view(x.shape)
 
 
-def multiplies(x: Tensor, w_NK: Tensor) -> bool:
-    """Whether a kernel supports this product: few rows with the matrix's dtype."""
-    return multiplies_blocks(x) and x.dtype == w_NK.dtype and w_NK.stride(1) == 1
+def enters(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
+    """Whether kernels write keys and values computed from `x` into this cache, or read them."""
+    contiguous = k_BKCd.stride(3) == v_BKCe.stride(3) == 1
+    return takes(x) and contiguous and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
+
+
+def enter(
+    x_B1N: Tensor, heads: int, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *,
+    dtype: torch.dtype, norms: Sequence[Norm], tables_CR: tuple[Tensor, Tensor] | None,
+) -> Tensor:  # fmt: skip
+    """Queries `[B, H, 1, d]` as they enter the scores; their keys and values are then in the cache.
+
+    Rounded as by `ops.norm`, `ops.rope` and casts.
+    """
+    out: Tensor = kernels().enter(
+        x_B1N.squeeze(1), heads, k_BKCd, v_BKCe, starts_B, dtype=dtype, norms=norms,
+        tables_CR=tables_CR,
+    )  # fmt: skip
+    return out
+
+
+def multiplies(x: Tensor, w_NK: Tensor, inputs: torch.dtype | None = None) -> bool:
+    """Whether a kernel supports this product: few rows, which have or get the matrix's dtype."""
+    return multiplies_blocks(x) and (inputs or x.dtype) == w_NK.dtype and w_NK.stride(1) == 1
 
 
 def product(
-    x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype,
-    activation: Activation | None = None,
+    x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype, *, norm: Norm | None = None,
+    gated: bool = False, activation: Activation | None = None, onto: Onto | None = None,
 ) -> Tensor:  # fmt: skip
-    """`X Wᵀ + b` in `dtype`, from float32 sums; with an `activation` see `gates`.
+    """`X Wᵀ + b` in `dtype`, from float32 sums, and what is around it.
 
-    That is rounded as by the separate operations.
+    See `kernels.triton.products.product`. That is rounded as by the separate operations.
     """
-    x_MK = x.reshape(-1, x.shape[-1])
-    return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype, activation=activation), x)
+    out_MN: Tensor = kernels().product(
+        x.reshape(-1, x.shape[-1]), w_NK, b_N, out=dtype, norm=norm, gated=gated,
+        activation=activation, onto=onto,
+    )  # fmt: skip
+    return _shaped(out_MN, x)
 
 
 def multiplies_blocks(x: Tensor) -> bool:
@@ -132,11 +154,6 @@ def product_of_experts(
     """`X Wᵀ + b` of pairs in `dtype`: `[P, N]`."""
     out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, pairs, bias_EN, out=dtype)
     return out
-
-
-def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
-    """Whether `product` supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
-    return activation in CARD_ACTIVATIONS and multiplies(x, w_NK)
 
 
 def chooses(logits_BV: Tensor, k: int) -> bool:

@@ -81,8 +81,14 @@ def rotate(x_BTHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return compiled.rotate(x_BTHd, cosines, sines, starts_B)
     rotated = cos.shape[-1]
     whole = rotated == x_BTHd.shape[-1]
-    head = (x_BTHd if whole else x_BTHd[..., :rotated]).to(cos.dtype)
-    turned = torch.addcmul(head * cos, head.roll(rotated // 2, -1), sin).to(x_BTHd.dtype)
+    head = x_BTHd if whole else x_BTHd[..., :rotated]
+    if x_BTHd.is_cuda:  # a launch widens its operands and rounds its result
+        scaled = head * cos
+        turned = torch.empty_like(scaled, dtype=head.dtype)
+        torch.addcmul(scaled, head.roll(rotated // 2, -1), sin, out=turned)
+    else:
+        head = head.to(cos.dtype)
+        turned = torch.addcmul(head * cos, head.roll(rotated // 2, -1), sin).to(x_BTHd.dtype)
     return turned if whole else torch.cat((turned, x_BTHd[..., rotated:]), -1)
 
 

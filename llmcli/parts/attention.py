@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import AttentionConfig
-from llmcli.config.norm import JoinedNorm
+from llmcli.config.attention import AttentionConfig, KeysValues
+from llmcli.config.norm import JoinedNorm, NormConfig
 from llmcli.graph.parts.attention import entering, fused_kernel, mixed
-from llmcli.nn.linear import Linear
+from llmcli.nn.linear import Fused, Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.nn.state import LayerState
@@ -65,19 +65,29 @@ class Attention(SoftmaxMap):
                 self.k_norm = Norm(config.qk_norm, f"{name}.k_norm", parameters)
         if config.kv.norm is not None and config.kv.layer is None:
             self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
+        # whether a card has one kernel for all that is between the product and the scores
+        norm = config.qk_norm
+        by_head = norm is None or (norm.kind == "rms" and type(norm) is NormConfig)
+        self._in_one = by_head and config.kv == KeysValues() and self._late_clip is None
 
-    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+    def fuses(self, x_BTD: Tensor) -> bool:
+        """Whether kernels of a card support its products."""
+        return self.qkv.fuses(x_BTD) and self.out.fuses(x_BTD)
+
+    def __call__(
+        self, x_BTD: Tensor, state: LayerState, step: Step, fused: Fused | None = None
+    ) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
         config = self.config
         if config.kv.layer is None:
-            q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
-            if step.cached:
+            q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, state, step, fused)
+            if step.cached and k_BKSd is not state["k"]:
                 step.write(k_BKSd, state["k"])
                 step.write(v_BKSe, state["v"])
                 k_BKSd, v_BKSe = state["k"], state["v"]
             step.share_kv(self.name, k_BKSd, v_BKSe)
         else:
-            q_BHTd, gate_BTG = self._queries(x_BTD, step)
+            q_BHTd, gate_BTG = self._queries(x_BTD, step, fused)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         growth = config.scores.growth
         if growth is not None and compiled.takes(q_BHTd):
@@ -90,6 +100,8 @@ class Attention(SoftmaxMap):
         if gate_BTG is not None:
             act_BTG = self._emit_gates("gate_act", activation("sigmoid")(gate_BTG), step)
             z_BTG = self._emit_gates("gated", gate(act_BTG, z_BTG), step)
+        if fused is not None:
+            return self.out.fused(z_BTG, onto=fused.onto, wide=True)
         return self.out.wide(z_BTG)
 
     def _attend(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
@@ -124,10 +136,12 @@ class Attention(SoftmaxMap):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
-    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(
+        self, x_BTD: Tensor, state: LayerState, step: Step, fused: Fused | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
 
-        And the gates `[B, T, G]`, if any.
+        And the gates `[B, T, G]`, if any. Keys and values may be those of `state`, once written.
 
         Up to the q/k norm (if any) queries and keys are the N = H + K heads of one tensor, so that
         common ops run once. Keys and values are finally rounded to the cache's dtype.
@@ -135,10 +149,21 @@ class Attention(SoftmaxMap):
         config = self.config
         batch, tokens, _ = x_BTD.shape
         heads = config.heads + config.kv_heads
-        qkv = self._product(x_BTD)
+        qkv = self._product(x_BTD, fused)
         values = 0 if config.kv.equal else config.kv_heads * config.value_dim
         gates = config.gated * config.heads * config.value_dim
         qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
+        if self._in_one and step.fixed and step.cached and not step.observed:
+            caches = state["k"], state["v"]
+            if on_card.enters(qkv, *caches):
+                norms, tables_CR = (self.q_norm, self.k_norm), None
+                if config.rope is not None:
+                    tables_CR = step.tables(config.rope)
+                q_BHTd = on_card.enter(
+                    qkv, config.heads, *caches, step.starts_B, dtype=self._dtype,
+                    norms=[one.fused for one in norms if one is not None], tables_CR=tables_CR,
+                )
+                return q_BHTd, *caches, self._gates(raw_BTG, step)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BTKe = v.view(batch, tokens, -1, config.value_dim)
         del qkv, qk, v  # the normalized tensors are copies: free the product
@@ -161,15 +186,17 @@ class Attention(SoftmaxMap):
             q_BTHd, k_BTKd = self._rotated(q_BTHd, step), self._rotated(k_BTKd, step)
         return *self._enter(q_BTHd, k_BTKd, step), v_BKTe, gate_BTG
 
-    def _product(self, x_BTD: Tensor) -> Tensor:
+    def _product(self, x_BTD: Tensor, fused: Fused | None) -> Tensor:
         """All input projections side by side; wide if norms follow."""
-        limit = self.config.clip
-        if self.config.qk_norm is not None:
-            return self.qkv.wide(x_BTD)
-        if limit is None:
-            return self.qkv(x_BTD)
-        product = clip(self.qkv.wide(x_BTD), limit)
-        return cast(product, self._dtype)
+        normed, limit = self.config.qk_norm is not None, self.config.clip
+        wide = normed or limit is not None
+        if fused is not None:
+            product = self.qkv.fused(x_BTD, norm=fused.norm, wide=wide)
+        else:
+            product = self.qkv.wide(x_BTD) if wide else self.qkv(x_BTD)
+        if normed or limit is None:
+            return product
+        return cast(clip(product, limit), self._dtype)
 
     def _clipped(self, x: Tensor) -> Tensor:
         """`x` limited to ±`clip`, if the whole product is not."""
@@ -196,10 +223,12 @@ class Attention(SoftmaxMap):
         narrow = cast(self._clipped(v_BTKe.flatten(2)), self._cache_dtype)  # one row per token
         return step.emit(name, self._heads(narrow.view(shape)))
 
-    def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
+    def _queries(
+        self, x_BTD: Tensor, step: Step, fused: Fused | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Only queries, `[B, H, T, d]`, as they enter the scores, and the gates, if any."""
         config, last = self.config, self.entering[0]
-        q, *gates = self.qkv.split(self._product(x_BTD))
+        q, *gates = self.qkv.split(self._product(x_BTD, fused))
         q_BHTd = self._heads(q.view(*x_BTD.shape[:2], config.heads, config.head_dim))
         q_BHTd = step.emit(f"{self.name}.q", q_BHTd)
         gate_BTG = self._gates(gates[0], step) if gates else None

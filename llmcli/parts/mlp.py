@@ -8,26 +8,31 @@ from __future__ import annotations
 from torch import Tensor
 
 from llmcli.config.mlp import MlpConfig
-from llmcli.nn.linear import Linear
+from llmcli.nn.linear import Fused, Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
-from llmcli.ops import on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.elements import gate
-from llmcli.weights.dense import Dense
 
 
 class Mlp:
     """`act(X W_up + b_up) W_down + b_down` (the seeds' `Activation(X W + B)`)."""
 
     def __init__(self, config: MlpConfig, name: str, parameters: Parameters) -> None:
-        self.name = name
+        self.name, self.activation = name, config.activation
         self.act = activation(config.activation)
         self.up = Linear(parameters, name, "up", bias=config.bias)
         self.down = Linear(parameters, name, "down", bias=config.bias)
 
-    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+    def fuses(self, x_BTD: Tensor) -> bool:
+        """Whether kernels of a card support it."""
+        return self.up.fuses(x_BTD) and self.down.fuses(x_BTD)
+
+    def __call__(self, x_BTD: Tensor, step: Step, fused: Fused | None = None) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
+        if fused is not None:
+            post_BTF = self.up.fused(x_BTD, norm=fused.norm, activation=self.activation)
+            return self.down.fused(post_BTF, onto=fused.onto, wide=True)
         pre_BTF = step.emit(f"{self.name}.pre", self.up(x_BTD))
         post_BTF = step.emit(f"{self.name}.post", self.act(pre_BTF))
         return self.down.wide(post_BTF)
@@ -44,13 +49,19 @@ class GatedMlp:
         self.gate_up = Linear(parameters, name, "gate", "up", bias=config.bias)
         self.down = Linear(parameters, name, "down", bias=config.bias)
 
-    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+    def fuses(self, x_BTD: Tensor) -> bool:
+        """Whether kernels of a card support it."""
+        return self.clamp is None and self.gate_up.fuses(x_BTD) and self.down.fuses(x_BTD)
+
+    def __call__(self, x_BTD: Tensor, step: Step, fused: Fused | None = None) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
-        if x_BTD.is_cuda and self.clamp is None and not step.observed:
-            weight, bias = self.gate_up.weight, self.gate_up.bias
-            if isinstance(weight, Dense) and on_card.gates(x_BTD, weight.tensor, self.activation):
-                gated = x_BTD, weight.tensor, bias, x_BTD.dtype, self.activation
-                return self.down.wide(on_card.product(*gated))
+        if fused is None and x_BTD.is_cuda and not step.observed and self.fuses(x_BTD):
+            fused = Fused()
+        if fused is not None:
+            post_BTF = self.gate_up.fused(
+                x_BTD, norm=fused.norm, gated=True, activation=self.activation
+            )
+            return self.down.fused(post_BTF, onto=fused.onto, wide=True)
         gate_BTF, up_BTF = self.gate_up.split(self.gate_up(x_BTD))
         gate_BTF = step.emit(f"{self.name}.gate", gate_BTF)
         up_BTF = step.emit(f"{self.name}.up", up_BTF)

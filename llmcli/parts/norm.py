@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from llmcli.config.norm import NormConfig
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.norm import layer_norm, layer_scale, rms_norm, rms_scale
+
+if TYPE_CHECKING:
+    from llmcli.kernels.triton.products import Norm as FusedNorm
 
 
 class Norm:
@@ -30,6 +35,12 @@ class Norm:
         if self.config.kind == "rms":
             return rms_norm(x, self.w, self.config.eps, self.dtype, offset=self.config.offset)
         return layer_norm(x, self.w, self.b, self.config.eps, self.dtype, offset=self.config.offset)
+
+    @property
+    def fused(self) -> FusedNorm:
+        """The arguments of a card's kernels."""
+        kind = 1 if self.config.kind == "rms" else 2
+        return self.w, self.b, self.config.eps, kind, self.config.offset
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
         """Normalize `x`, and emit `{name}.scale` (recomputed, for a tap only) and `{name}.out`.

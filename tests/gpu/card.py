@@ -21,7 +21,12 @@ from llmcli.decoder.steps import GraphRecorder
 
 aten = torch.ops.aten
 # they have no parts: which kernel computes it is chosen from the device
-WHOLE = {aten.scaled_dot_product_attention.default}
+WHOLE = {aten.scaled_dot_product_attention.default, aten.rms_norm.default}
+# nothing is launched for them, as for views
+ALLOCATES = {
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided,
+    aten.detach, aten._unsafe_view, aten.lift_fresh,
+}
 # their results have shapes that depend on numbers
 BY_NUMBERS = {
     aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten.unique_dim, aten._unique,
@@ -126,14 +131,15 @@ class CardRecorder(GraphRecorder):
 class Card(TorchDispatchMode):
     """While it is active there is a CUDA device, for tensors that are made there.
 
-    `float64`: whether captured steps may have any. `calls` are those of the last captured part.
+    `float64`: whether captured steps may have any. `calls` are those of the last captured part, of
+    which `launches` are kernels.
     """
 
     def __init__(self, *, float64=True):
         super().__init__()
         _let_indexing_through()
         self.float64 = float64
-        self.calls = None
+        self.calls = self.launches = None
         self.tapes = []
         self._tape = None
         self._queues = False
@@ -154,7 +160,7 @@ class Card(TorchDispatchMode):
     @contextmanager
     def captured(self) -> Iterator[Tape]:
         """What is computed in it must be what a graph can hold."""
-        self.calls, self._tape = [], Tape()
+        self.calls, self.launches, self._tape = [], [], Tape()
         try:
             yield self._tape
         finally:
@@ -191,6 +197,22 @@ class Card(TorchDispatchMode):
             tape.forget()
         self.tapes.append(tape)
         return tape, out, pool
+
+    def kernel(self, run, launches=1):
+        """`run`, made of PyTorch's operations, as if it were that many launches."""
+
+        def call(*args, **kwargs):
+            given = [*args, *kwargs.values()]
+            known = {id(x.here): x for x in _leaves(given) if isinstance(x, OnCard)}
+            args, kwargs = _mapped(_here, args), {k: _mapped(_here, v) for k, v in kwargs.items()}
+            made = run(*args, **kwargs)
+            if self._tape is not None:
+                self._tape.add(run, args, kwargs, [made])
+                self.calls.append((run.__name__, *map(_said, _leaves([*given, made]))))
+                self.launches += [run.__name__] * launches
+            return _wrapped(made, known)
+
+        return call
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -255,6 +277,8 @@ class Card(TorchDispatchMode):
             if _is(x) and x.dtype == torch.float64 and not self.float64:
                 raise Refused(f"{func} makes float64 on the device")
         self._tape.add(run, plain_args, plain, outs)
+        if not func.is_view and func.overloadpacket not in ALLOCATES:
+            self.launches.append(str(func))
         self.calls.append((str(func), *map(_said, _leaves((args, tuple(kwargs.values()), outs)))))
 
 

@@ -17,14 +17,23 @@ import torch
 import torch.nn.functional as F
 from card import Card
 from small_models import ids, random_decoder
-from test_gate import decoded, put, same, sessions
+from tensors import drawn
+from test_gate import CAPACITY, LENGTH_ROPES, decoded, put, same, sessions
 from zoo import MODELS
 
+from llmcli.config.samples import GATED, OFFSET, block, branch, layer, llama, twice
+from llmcli.decoder.block import Block
+from llmcli.decoder.decoder import Decoder
+from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.precision import Precision
 from llmcli.kernels import native
+from llmcli.nn.step import Edit
 from llmcli.ops import on_card
 from llmcli.ops.activations import activation as activation_of
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.norm import layer_norm, rms_norm
+from llmcli.ops.rope import rotate
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -77,8 +86,9 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
             kernel.__name__ = name
             return kernel
 
-    names = ("attend_one", "normalize", "product", "packed_product", "routed_product", "choose")
-    files = "attention", "packed", "products", "sampling"
+    names = ("attend_one", "enter", "normalize", "product", "packed_product", "routed_product",
+             "choose")  # fmt: skip
+    files = "attention", "heads", "packed", "products", "sampling"
     modules = SimpleNamespace(**{file: Kernels() for file in files})
     monkeypatch.setitem(sys.modules, "llmcli.kernels.triton", modules)
     monkeypatch.setattr(torch.cuda, "device", current)
@@ -90,53 +100,163 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
-    calls.append("attend")
+    assert q.dtype == k.dtype
     mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)
-    return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H)
+    return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H).contiguous()
 
 
-def product(x, w, b, *, out, activation=None):
-    calls.append(activation or "product")
-    y = F.linear(x, w, b)
+def product(x, w, b, *, out, norm, gated, activation, onto):
+    x = x.to(w.dtype) if norm is None else normalize(x, norm, w.dtype)
+    y = F.linear(x.float(), w.float(), None if b is None else b.float())
+    y, *up = y.split(len(w) // (1 + gated), -1)
     if activation is not None:
-        gate, up = y.split(len(w) // 2, -1)
-        y = activation_of(activation)(gate) * up
+        y = activation_of(activation)(y.to(w.dtype)).float()
+    if gated:
+        y = y.to(w.dtype).float() * up[0].to(w.dtype).float()
+    if onto is not None:
+        stream, post, factor = onto
+        y = y if post is None else normalize(y, post, torch.float32)
+        y = y * factor + stream.view(y.shape)
     return y.to(out)
 
 
 def normalize(x, norm, out):
-    calls.append("norm")
     w, b, eps, kind, offset = norm
-    w = torch.ones(x.shape[1], device=x.device) if w is None else w + offset
     if kind == 2:
-        return F.layer_norm(x, w.shape, w, b, eps).to(out)
-    return F.rms_norm(x, w.shape, w, eps).to(out)
+        return layer_norm(x, w, b, eps, out, offset=offset)
+    return rms_norm(x, w, eps, out, offset=offset)
 
 
-calls = []
+def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
+    _, kv_heads, _, size = k.shape
+    sizes = heads * size, kv_heads * size, kv_heads * v.shape[3]
+    parts = zip(x[:, : sum(sizes)].split(sizes, 1), (heads, kv_heads, kv_heads), strict=True)
+    q, keys, values = (one.unflatten(1, (1, number, -1)) for one, number in parts)
+    assert all(kind == 1 for *_, kind, _ in norms)
+    if norms:
+        q, keys = (normalize(one, norm, dtype) for one, norm in zip((q, keys), norms, strict=True))
+    if tables_CR is not None:
+        tables = [table[starts_B, None, None] for table in tables_CR]
+        q, keys = rotate(q, *tables), rotate(keys, *tables)
+    rows = torch.arange(len(x))
+    k[rows, :, starts_B], v[rows, :, starts_B] = keys[:, 0].to(k.dtype), values[:, 0].to(v.dtype)
+    return q.transpose(1, 2).to(dtype)
 
 
-PLAIN = {"attend", "norm", "product"}
-GATED = ("llama", "window", "chunks", "caps", "sinks")
-OTHERS = ("gpt2", "keys and values of another layer", "mamba-2", "clamped gates")
+def stand_ins(card):
+    """Kernels made of PyTorch's operations; attention is a launch for the splits and one more."""
+    functions = attend_one, enter, normalize, product
+    made = {one.__name__: card.kernel(one, 1 + (one is attend_one)) for one in functions}
+    return SimpleNamespace(**made)
 
 
-@pytest.mark.parametrize("name", [*GATED, *OTHERS])
+OWN = {
+    "gemma": llama(*(
+        block(
+            branch(layer(window=window, cap=1.5, qk_norm=OFFSET).attention, OFFSET, OFFSET),
+            branch(GATED, OFFSET, OFFSET),
+        )
+        for window in (None, 3)
+    )),
+    "clipped after norms of heads": twice(layer(clip=0.2, qk_norm=OFFSET)),
+}  # fmt: skip
+SEVEN = (
+    "llama", "qk norm", "gemma", "gpt2", "gpt2 with relu and a window", "biases and relu",
+    "partial rotation", "wide values", "caps", "sinks", "layers that differ", "offset norms",
+    "norms after", "norms before and after", "parallel with one norm",
+)  # fmt: skip
+MORE = {
+    "multipliers": 8, "blocks scaled by a parameter": 8, "one and three sublayers": 9, "chunks": 15,
+}  # fmt: skip
+OTHERS = (
+    "gated attention", "clipped projections", "clipped after norms of heads", "clamped gates",
+    "mamba-2", "keys and values of another layer", "experts beside the feed-forward",
+    "qk layer norm", "qk norm over the width", "longrope",
+)  # fmt: skip
+# the most launches of a layer, if all its parts have kernels
+LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | dict.fromkeys(OTHERS)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
 def test_a_captured_step_has_them(name, monkeypatch):
-    """By stand-ins made of PyTorch's operations: that they are given what they need."""
-    calls.clear()
-    made_of = SimpleNamespace(attend_one=attend_one, normalize=normalize, product=product)
-    monkeypatch.setattr(on_card, "kernels", lambda: made_of)
-    here = random_decoder(MODELS[name], torch.float32)
+    """That they are given what they need, and how many launches a layer has then."""
+    config, counts, plain = (MODELS | OWN)[name], [], Block.__call__
+
+    def marked(*args):
+        before = len(card.launches or [])
+        out = plain(*args)
+        counts.append(len(card.launches or []) - before)
+        return out
+
+    here = random_decoder(config, torch.float32)
     with torch.inference_mode(), Card(float64=False) as card:
-        there = put(here, card, torch.float32)
-        ordinary, captured = sessions(here, there, [[5, 9, 2, 7], [3, 1]])
+        kernels = stand_ins(card)
+        monkeypatch.setattr(on_card, "kernels", lambda: kernels)
+        both = sessions(here, put(here, card, torch.float32), [[5, 9, 2, 7], [3, 1]])
+        ordinary, captured = both
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert PLAIN | ({"silu"} if name in GATED else set()) <= set(calls)
-        calls.clear()
-        seen = {}
-        decoded(captured, tokens[:, :1], tap=seen.__setitem__)
-        # what is within the gated one is shown
-        assert not set(calls) - PLAIN
-        assert "blocks.0.attn.q" in seen or name == "mamba-2"
+        assert name in LENGTH_ROPES or {"attend_one", "product"} <= set(card.launches)
+        # what is observed is computed apart
+        seen, marks = ({}, {}), ([], [])
+        for session, tap, clock in zip(both, seen, marks, strict=True):
+            decoded(session, tokens[:, :1], tap=tap.__setitem__)
+            decoded(session, tokens[:, :1], clock=clock.append)
+        assert [*seen[0]] == [*seen[1]]
+        assert marks[0] == marks[1]
+        same((one.cpu() for one in seen[1].values()), seen[0].values(), 1e-4)
+        decoder = card.put(Decoder(config, Precision.of("bfloat16"), device="cuda"), CAPACITY)
+        session = Session(decoder, 1, CAPACITY)
+        monkeypatch.setattr(Block, "__call__", marked)
+        decoded(session, tokens[:1, :2])
+    if LAUNCHES[name] is not None:
+        assert max(counts[-len(config.layers) :]) == LAUNCHES[name]
+
+
+APART = {  # operations, and how many launches they are with 16-bit weights or heads, and in float32
+    "rms": (lambda x, y, w, b, *tables: rms_norm(x, w, 1e-5, w.dtype), 2, 1),
+    "rms, wide": (lambda x, y, w, b, *tables: rms_norm(x, w, 1e-5), 2, 1),
+    "rms, offset": (lambda x, y, w, *rest: rms_norm(x, w, 1e-5, w.dtype, offset=1.0), 4, 2),
+    "rms of each head": (
+        lambda x, y, w, b, cos, sin: rms_norm(x[:, :, :2], cos[:, 0, 0], 1e-5, w.dtype), 2, 2,
+    ),
+    "layer": (lambda x, y, w, b, *tables: layer_norm(x, w, b, 1e-5, w.dtype), 2, 1),
+    "layer, a bias alone": (
+        lambda x, y, w, b, *tables: layer_norm(x, None, b, 1e-5, w.dtype), 2, 1,
+    ),
+    "layer, wide": (lambda x, y, w, b, *tables: layer_norm(x, w, b, 1e-5), 2, 1),
+    "rotation": (lambda x, y, w, b, *tables: rotate(y, *tables), 3, 3),
+    "rotation of a part": (lambda x, y, w, b, *tables: rotate(torch.cat((y, y), 3), *tables), 5, 5),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_norms_and_rotations_are_few_launches_without_kernels(name):
+    """16-bit numbers are not converted in launches of their own."""
+    function, *counts = APART[name]
+    for dtype, launches in zip((torch.bfloat16, torch.float32), counts, strict=True):
+        x, tables = drawn(2, 1, 3, 8, seed=1), drawn(2, 2, 1, 1, 8, seed=4)
+        w, b = (drawn(8, dtype=dtype, seed=seed) for seed in (2, 3))
+        given = x, x.to(dtype), w, b, *tables
+        want = function(*given)
+        with torch.inference_mode(), Card() as card:
+            there = [one.to("cuda") for one in given]
+            with card.captured():
+                found = function(*there)
+            found = found.cpu()
+        assert len(card.launches) == launches
+        assert found.dtype == want.dtype
+        rtol = 2e-6 if want.dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(found, want, rtol=rtol, atol=1e-6)
+
+
+def test_edits_within_what_is_fused(monkeypatch):
+    here = random_decoder(MODELS["llama"], torch.float32)
+    with torch.inference_mode(), Card(float64=False) as card:
+        kernels = stand_ins(card)
+        monkeypatch.setattr(on_card, "kernels", lambda: kernels)
+        both = sessions(here, put(here, card, torch.float32), [[5, 9, 2]])
+        for leaf in ("ln1.out", "attn.k_rot", "attn_out", "mlp.act"):
+            edits = [Edit(name=f"blocks.1.{leaf}", fn=lambda x: -2 * x)]
+            edited = [decoded(one, ids(1, 2), edits=edits) for one in both]
+            same(*edited, 1e-4)

@@ -10,8 +10,8 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from llmcli.config.mlp import CARD_ACTIVATIONS
-from llmcli.kernels.triton import attention, packed, products, sampling
+from llmcli.config.mlp import ACTIVATIONS
+from llmcli.kernels.triton import attention, heads, packed, products, sampling
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
@@ -20,13 +20,21 @@ TARGETS = {
 USAGE = [
     Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump", "--dump-resource-usage",
 ]  # fmt: skip
-NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "offset": "fp32"}
-FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b", "logits"}
+NUMBERS = dict.fromkeys(
+    ("scale", "cap", "eps", "offset", "post_eps", "post_offset", "factor"), "fp32"
+)
+FLOATS = {
+    "sums", "most", "weight", "sinks", "norm_w", "norm_b", "post_w", "post_b", "residual", "b",
+    "q_w", "k_w", "cos", "sin", "logits",
+}  # fmt: skip
 PLAIN = {"x", "q", "k", "v", "bias", "out"}
-ROWS = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
-ROW = {"WEIGHTS": True, "BIAS": True, **ROWS}
+ROW = {
+    "WEIGHTS": True, "BIAS": True, "ROWS": products.ROWS, "COLUMNS": products.COLUMNS,
+    "WIDE": 4096, "POST_WIDE": 4096, "POST_WEIGHTS": True,
+}  # fmt: skip
+NO_POST = {"POST": 0, "POST_SHIFT": False}
 ADDED = {"KIND": 1, "SHIFT": False, "ADDS": True, "GATED": False, "ACT": -1, **ROW}
-GATED = {"KIND": 2, "SHIFT": True, "ADDS": False, "GATED": True, **ROW}
+GATED = {"KIND": 2, "SHIFT": True, "ADDS": False, "GATED": True, **NO_POST, **ROW}
 KERNELS = [
     *(
         (attention.split_kernel, {
@@ -37,12 +45,20 @@ KERNELS = [
         for size in (64, 128, 256) for itemsize in (2, 4)
     ),
     (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 16, "SUNK": True}),
-    (products.row_kernel, ADDED),
+    (products.row_kernel, {**ADDED, **NO_POST}),
     *(
-        (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 1024})
+        (products.row_kernel, {**ADDED, "POST": kind, "POST_SHIFT": kind == 2}) for kind in (1, 2)
+    ),
+    *(
+        (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 4096})
         for kind in (1, 2)
     ),
-    *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(CARD_ACTIVATIONS))),
+    *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(ACTIVATIONS))),
+    *(
+        (heads.heads_kernel, {"H": 32, "K": 8, "D": size, "E": size, "R": rotated, "NORM": norm,
+                              "WEIGHTS": norm, "SIZE": size})
+        for size, rotated, norm in ((128, 128, False), (128, 64, True), (256, 0, True))
+    ),
     *(
         (packed.packed_kernel, {"BIAS": True, "ROUTED": routed, "ROW": routed,
                                 **packed.constants(name)})
@@ -56,9 +72,13 @@ KERNELS = [
 ]  # fmt: skip
 
 
-def type_of(kernel, name, narrow):
-    if name in FLOATS:
+def type_of(kernel, constants, name, narrow):
+    if name in FLOATS or (name == "out" and constants.get("ADDS")):
         return "*fp32"
+    if name == "x" and (constants.get("KIND") or constants.get("NORM")):
+        return "*fp32"
+    if name == "done":
+        return "*i32"
     if name in ("starts", "expert", "row", "prompt", "output", "keys", "ids"):
         return "*i64"
     if name in ("numbers", "u", "scores"):
@@ -81,7 +101,7 @@ def test_it_compiles(number, target, narrow, tmp_path):
         if constants["KEYS"] != attention.keys_of(size, itemsize):
             pytest.skip("of numbers of another size")
     signature = {
-        name: "constexpr" if name in constants else type_of(kernel, name, narrow)
+        name: "constexpr" if name in constants else type_of(kernel, constants, name, narrow)
         for name in kernel.arg_names
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)

@@ -13,10 +13,12 @@ from tensors import HALVES, drawn
 
 from llmcli.config.attention import Chunk
 from llmcli.config.formats import ON_CARD
-from llmcli.config.mlp import CARD_ACTIVATIONS
+from llmcli.config.mlp import ACTIVATIONS
 from llmcli.engine.sampling import _REALS, Sampling
 from llmcli.engine.sampling import choose as choose_on_cpu
+from llmcli.kernels.triton import products
 from llmcli.kernels.triton.attention import attend_one
+from llmcli.kernels.triton.heads import enter
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import normalize, product
 from llmcli.kernels.triton.sampling import BLOCK, choose
@@ -24,9 +26,16 @@ from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.quant import FORMATS, dequantize
+from llmcli.ops.rope import rotate
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+    """Norms read their rows in several parts, as very long ones."""
+    monkeypatch.setattr(products, "_WIDE", 32)
 
 
 def near(got, want, dtype):
@@ -96,18 +105,91 @@ def test_a_norm_and_the_product_of_its_rows(rows, outputs, columns, kind, dtype)
 
 @dtypes
 @SHAPES
-@pytest.mark.parametrize("name", CARD_ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name, dtype):
     x = drawn(rows, columns, dtype=dtype)
     w, b = drawn(2 * outputs, columns, dtype=dtype, seed=1) / columns**0.5, drawn(2 * outputs)
     b = b.to(dtype)
     gate, up = F.linear(x.float(), w.float(), b.float()).to(dtype).split(outputs, -1)
     want = activation(name)(gate.float()).to(dtype) * up
-    got = product(x, w, b, out=dtype, activation=name)
+    got = product(x, w, b, out=dtype, gated=True, activation=name)
     near(got, want, dtype)
-    down, residual = drawn(5, outputs, dtype=dtype, seed=5), drawn(rows, 5, seed=6)
-    behind = product(got, down, out=torch.float32, residual_MN=residual)
-    near(behind, F.linear(got.double(), down.double()) + residual, torch.float32)
+    near(product(x, w[:outputs], b[:outputs], out=dtype, activation=name),
+         activation(name)(gate.float()), dtype)  # fmt: skip
+    assert product(x * torch.nan, w, b, out=dtype, gated=True, activation=name).isnan().all()
+    down, stream = drawn(5, outputs, dtype=dtype, seed=5), drawn(rows, 5, seed=6)
+    behind = product(got, down, out=torch.float32, onto=(stream, None, 0.5))
+    near(behind, F.linear(got.double(), down.double()) * 0.5 + stream, torch.float32)
+
+
+def test_gates_and_neurons_are_rounded_like_those_of_separate_operations():
+    """Bits of sums that are exact in float32."""
+    x, w = (drawn(rows, 20, seed=rows).mul(64).round().div(64).half() for rows in (3, 14))
+    gate, up = F.linear(x.float(), w.float()).half().split(7, -1)
+    want = F.relu(gate).square() * up
+    assert torch.equal(product(x, w, out=want.dtype, gated=True, activation="relu2"), want)
+
+
+@dtypes
+@SHAPES
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_product_whose_row_is_normalized_and_added(rows, outputs, columns, kind, dtype):
+    """Twice, since programs count themselves; rows of the stream have gaps."""
+    x, w = drawn(rows, columns, dtype=dtype), drawn(outputs, columns, dtype=dtype, seed=1)
+    norm_w, norm_b, stream = drawn(outputs), drawn(outputs, seed=2), drawn(rows, 3, outputs, seed=3)
+    stream = stream[:, -1:]
+    y = F.linear(x.double(), w.double()).float()
+    norm, normed = {
+        "rms": ((norm_w, None, 1e-5, 1, 1.0), rms_norm(y, norm_w, 1e-5, offset=1.0)),
+        "layer": ((norm_w, norm_b, 1e-5, 2, 0.0), layer_norm(y, norm_w, norm_b, 1e-5)),
+    }[kind]
+    for _ in range(2):
+        got = product(x, w, out=torch.float32, onto=(stream, norm, -3.0))
+        near(got, stream[:, 0] - 3 * normed, torch.float32)
+
+
+@dtypes
+@pytest.mark.parametrize("norms", [None, "weightless", "offset"])
+@pytest.mark.parametrize("rotated", [0, 6, 12])
+@pytest.mark.parametrize("wide", [False, True])
+def test_heads_enter_the_scores_and_the_cache(norms, rotated, wide, dtype):
+    """Of 5, 2 and 2 heads; caches of 16 bits or wide, parts of larger ones; gates are behind."""
+    heads, kv_heads, size, values, slots, batch = 5, 2, 12, 7, 9, 3
+    x = drawn(batch, (heads + kv_heads) * size + kv_heads * values + 4, seed=1)
+    x = x if norms else x.to(dtype)
+    k, v = (
+        torch.zeros(batch, kv_heads, slots + 3, one, dtype=None if wide else torch.float16)
+        for one in (size, values)
+    )
+    starts = torch.tensor([0, 8, 3])
+    tables = drawn(2, slots, rotated, seed=2).unbind() if rotated else None
+    w, offset = [None, None], float(norms == "offset")
+    if offset:
+        w = [drawn(size, seed=3), drawn(size, seed=4)]
+    given = [(one, None, 1e-5, 1, offset) for one in w] if norms else []
+    q = enter(
+        x, heads, k[:, :, :slots], v[:, :, :slots], starts, dtype=dtype, norms=given,
+        tables_CR=tables,
+    )  # fmt: skip
+    split = x.split([heads * size, kv_heads * size, kv_heads * values, 4], 1)
+    both = [one.unflatten(1, (1, -1, size)) for one in split[:2]]
+    if norms:
+        pairs = zip(both, w, strict=True)
+        both = [rms_norm(one, own, 1e-5, dtype, offset=offset) for one, own in pairs]
+    if rotated:
+        both = [rotate(one, *(table[starts, None, None] for table in tables)) for one in both]
+    want = both[0].transpose(1, 2), both[1][:, 0], split[2].unflatten(1, (-1, values))
+    at = torch.arange(batch)
+    stored = dtype if wide else torch.float16
+    near(q, want[0], dtype)
+    assert dtype == torch.float32 or (q == want[0]).float().mean() > 0.9  # rounded where they are
+    near(k[at, :, starts], want[1], stored)
+    near(v[at, :, starts], want[2], stored)
+    assert q.shape == (batch, heads, 1, size)
+    assert q.dtype == dtype
+    k[at, :, starts], v[at, :, starts] = 0, 0
+    assert not k.any()
+    assert not v.any()
 
 
 def blocks(format, rows, columns):

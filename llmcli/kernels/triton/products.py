@@ -1,4 +1,4 @@
-"""Norms, and products of few rows with fused norms and activations.
+"""Norms, and products of few rows with the norms, activations and sums around them.
 
 Equivalents of `ops.norm`, `ops.linear`, `ops.activations` and `ops.elements`. Each program has some
 rows of the matrix.
@@ -8,20 +8,23 @@ Axes: M rows of the input, few, K columns of it, N outputs.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
+from llmcli.config.mlp import ACTIVATIONS, Activation
 
 ROWS = 8  # of a program
 COLUMNS = 512  # of a block of them
+_WIDE = 4096  # columns of a row read at once for its norm: their loads wait together
 
 
 @triton.jit
 def activated(x, ACT: tl.constexpr):
-    """`ops.activations.activation` number ACT of `CARD_ACTIVATIONS`."""
+    """`ops.activations.activation` number ACT of `ACTIVATIONS`."""
     if ACT == 0:
         return x / (1 + tl.exp(-x))
     if ACT == 1:
@@ -29,7 +32,12 @@ def activated(x, ACT: tl.constexpr):
     if ACT == 2:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         return x * (1 - 1 / (tl.exp(2 * inner) + 1))
-    return tl.maximum(x, 0.0)
+    if ACT == 3:
+        return x / (1 + tl.exp(-1.702 * x))
+    if ACT == 6:
+        return 1 / (1 + tl.exp(-x))
+    x = tl.where(x < 0, 0.0, x)  # not `maximum`, which turns NaN into 0
+    return x if ACT == 4 else x * x
 
 
 @triton.jit
@@ -38,16 +46,16 @@ def statistics(x, columns, eps, KIND: tl.constexpr, COLUMNS: tl.constexpr):
     c = tl.arange(0, COLUMNS)
     mean, inverse = 0.0, 1.0
     if KIND == 2:
-        total = tl.zeros([COLUMNS], tl.float32)
+        total = 0.0
         for start in range(0, columns, COLUMNS):
-            total += tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32)
-        mean = tl.sum(total, 0) / columns
+            total += tl.sum(tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32), 0)
+        mean = total / columns
     if KIND > 0:
-        squares = tl.zeros([COLUMNS], tl.float32)
+        squares = 0.0
         for start in range(0, columns, COLUMNS):
             one = tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32) - mean
-            squares += tl.where(start + c < columns, one * one, 0.0)
-        inverse = 1 / tl.sqrt(tl.sum(squares, 0) / columns + eps)
+            squares += tl.sum(tl.where(start + c < columns, one * one, 0.0), 0)
+        inverse = 1 / tl.sqrt(squares / columns + eps)
     return mean, inverse
 
 
@@ -87,27 +95,34 @@ def normalize(x_MD: Tensor, norm: Norm, out: torch.dtype) -> Tensor:
     norm_kernel[(rows,)](
         x_MD, *(x_MD if one is None else one for one in (w_D, b_D)), y_MD, columns,
         x_MD.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
-        COLUMNS=min(1024, triton.next_power_of_2(columns)),
+        COLUMNS=_wide(columns),
     )  # fmt: skip
     return y_MD
 
 
 @triton.jit
 def row_kernel(
-    x, norm_w, norm_b, w, bias, residual, out, columns, outputs, w_row, eps, offset,
+    x, norm_w, norm_b, w, bias, residual, post_w, post_b, done, out, columns, outputs, w_row,
+    eps, offset, post_eps, post_offset, factor,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
-    ADDS: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    GATED: tl.constexpr, ACT: tl.constexpr, ADDS: tl.constexpr, POST: tl.constexpr,
+    POST_WEIGHTS: tl.constexpr, POST_SHIFT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, POST_WIDE: tl.constexpr,
 ):  # fmt: skip
     """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product.
 
-    GATED: `w` has gates above as many neurons; the result is act(gate) · neuron. ADDS: add a row.
+    ACT ≥ 0: the result is act(y). GATED: `w` has gates above as many neurons; it is act(gate) ·
+    neuron. ADDS: it times `factor` is added to `residual`. POST is the KIND of a norm of the whole
+    row before that, by the last program of the row: `done` counts them and is 0 before and after.
     """
-    m = tl.program_id(1)
+    m = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, COLUMNS)
-    x += m.to(tl.int64) * columns
-    mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
+    narrow = w.dtype.element_ty
+    x += m * columns
+    out += m * outputs
+    residual += m * outputs
+    mean, inverse = statistics(x, columns, eps, KIND, WIDE)
     rows = n.to(tl.int64)[:, None] * w_row
     below = (n + outputs).to(tl.int64)[:, None] * w_row
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -118,8 +133,7 @@ def row_kernel(
         one = tl.load(x + at, there, 0.0).to(tl.float32)
         if KIND > 0:
             one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
-        # rounded like a product's input
-        one = one.to(w.dtype.element_ty).to(tl.float32)
+        one = one.to(narrow).to(tl.float32)  # rounded like a product's input
         both = (n[:, None] < outputs) & there[None, :]
         sums += one[None, :] * tl.load(w + rows + at[None, :], both, 0.0).to(tl.float32)
         if GATED:
@@ -127,42 +141,80 @@ def row_kernel(
     y = tl.sum(sums, 1)
     if BIAS:
         y += tl.load(bias + n, n < outputs, 0.0).to(tl.float32)
+    if ACT >= 0:
+        y = activated(y.to(narrow).to(tl.float32), ACT)
     if GATED:
         up = tl.sum(ups, 1)
         if BIAS:
             up += tl.load(bias + outputs + n, n < outputs, 0.0).to(tl.float32)
-        narrow = w.dtype.element_ty
-        act = activated(y.to(narrow).to(tl.float32), ACT).to(narrow).to(tl.float32)
-        y = act * up.to(narrow).to(tl.float32)
-    if ADDS:
-        y += tl.load(residual + m * outputs + n, n < outputs, 0.0).to(tl.float32)
-    tl.store(out + m.to(tl.int64) * outputs + n, y.to(out.dtype.element_ty), n < outputs)
+        y = y.to(narrow).to(tl.float32) * up.to(narrow).to(tl.float32)
+    if ADDS and POST == 0:
+        y = y * factor + tl.load(residual + n, n < outputs, 0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), n < outputs)
+    if POST > 0:
+        tl.debug_barrier()  # all threads have stored their numbers when the program is counted
+        if tl.atomic_add(done + m, 1) == tl.num_programs(0) - 1:
+            tl.store(done + m, 0)
+            mean, inverse = statistics(out, outputs, post_eps, POST, POST_WIDE)
+            for start in range(0, outputs, POST_WIDE):
+                at = start + tl.arange(0, POST_WIDE)
+                there = at < outputs
+                one = normed(
+                    tl.load(out + at, there, 0.0), mean, inverse, post_w, post_b, at, there,
+                    post_offset, POST_WEIGHTS, POST_SHIFT,
+                )  # fmt: skip
+                one = one * factor + tl.load(residual + at, there, 0.0)
+                tl.store(out + at, one, there)
 
 
 def product(
     x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, out: torch.dtype,
-    norm: Norm | None = None, activation: Activation | None = None,
-    residual_MN: Tensor | None = None,
+    norm: Norm | None = None, gated: bool = False, activation: Activation | None = None,
+    onto: Onto | None = None,
 ) -> Tensor:  # fmt: skip
-    """`norm(X) Wᵀ + b + R` of few rows, `[M, N]` in the dtype `out`; sums are float32.
+    """`act(norm(X) Wᵀ + b)` of few rows, `[M, N]` in the dtype `out`; sums are float32.
 
-    With an `activation` W has gates and, below them, as many neurons: `act(gate) ∘ neuron`. The
-    rounding is that of PyTorch's separate operations.
+    `gated`: W has gates and, below them, as many neurons: `act(gate) ∘ neuron`. `onto`: the result,
+    which has float32 then, is added to a stream. The rounding is that of PyTorch's separate
+    operations: X is rounded to the dtype of W after its norm, what an activation is taken of and
+    gives too, and nothing is that is added to the stream.
     """
     rows, columns = x_MK.shape
-    gated = activation is not None
     outputs = len(w_NK) // (2 if gated else 1)
     y_MN = torch.empty(rows, outputs, device=x_MK.device, dtype=out)
-    w_D, b_D, eps, kind, offset = (None, None, 0.0, 0, 0.0) if norm is None else norm
+    none: Norm = (None, None, 0.0, 0, 0.0)
+    stream, post, factor = onto or (None, None, 1.0)
+    residual_MN = None if stream is None else stream.reshape(rows, outputs).contiguous()
+    (w_D, b_D, eps, kind, offset), (w_N, b_N, *numbers) = norm or none, post or none
+    tensors = w_D, b_D, w_NK, bias_N, residual_MN, w_N, b_N
     row_kernel[(triton.cdiv(outputs, ROWS), rows)](
-        x_MK.contiguous(), *(x_MK if one is None else one for one in (w_D, b_D)), w_NK,
-        *(x_MK if one is None else one for one in (bias_N, residual_MN)), y_MN, columns, outputs,
-        w_NK.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
-        BIAS=bias_N is not None, ADDS=residual_MN is not None, GATED=gated,
-        ACT=CARD_ACTIVATIONS.index(activation) if activation is not None else -1,
-        ROWS=ROWS, COLUMNS=COLUMNS,
+        x_MK.contiguous(), *(x_MK if one is None else one for one in tensors),
+        _done(x_MK.device, rows) if post else x_MK, y_MN, columns, outputs, w_NK.stride(0),
+        eps, offset, numbers[0], numbers[2], factor,
+        KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None, BIAS=bias_N is not None,
+        GATED=gated, ACT=-1 if activation is None else list(ACTIVATIONS).index(activation),
+        ADDS=residual_MN is not None, POST=numbers[1], POST_WEIGHTS=w_N is not None,
+        POST_SHIFT=b_N is not None, ROWS=ROWS, COLUMNS=COLUMNS, WIDE=_wide(columns),
+        POST_WIDE=_wide(outputs),
     )  # fmt: skip
     return y_MN
 
 
+def _wide(columns: int) -> int:
+    power: int = triton.next_power_of_2(columns)
+    return min(_WIDE, power)
+
+
+@cache
+def _done(device: torch.device, rows: int) -> Tensor:
+    """How many programs of each row are done: 0 between kernels.
+
+    Shared by all kernels of a device, which must not run concurrently. Allocated by the first call,
+    which is never a captured one: a step is computed before it is captured.
+    """
+    return torch.zeros(rows, dtype=torch.int32, device=device)
+
+
 Norm = tuple[Tensor | None, Tensor | None, float, int, float]  # weights, bias, eps, KIND, offset
+# A float32 stream `[…, N]` of M rows, the norm of what is added to it, and a factor after that.
+Onto = tuple[Tensor, Norm | None, float]
