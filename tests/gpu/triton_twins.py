@@ -39,15 +39,21 @@ def near(got, want, dtype):
     (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
     (4, 2, 32, 32, 600, (511, 512, 599), {"window": Chunk(size=256)}),
     (3, 1, 16, 16, 90, (37, 38), {"window": Chunk(size=19)}),
+    (2, 1, 16, 16, 2300, (2290, 60), {"sinks": True}),
+    (3, 1, 64, 64, 150, (149,), {"cache": torch.float16, "cap": 5.0}),
+    (18, 1, 288, 256, 150, (140, 3), {"latents": True}),
+    (2, 1, 272, 250, 90, (80,), {"latents": True}),
 ])  # fmt: skip
 def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
     """Slots behind the last token have garbage; the cache is a bucket of a larger one."""
-    batch = len(starts)
+    batch, cache = len(starts), rest.get("cache", dtype)
     q = drawn(batch, heads, 1, size, dtype=dtype)
     k, v = (
-        drawn(batch, kv_heads, slots + 20, width, dtype=dtype, seed=width)[:, :, :slots]
+        drawn(batch, kv_heads, slots + 20, width, dtype=cache, seed=width)[:, :, :slots]
         for width in (size, values)
     )
+    if rest.get("latents"):
+        v = k[..., :values]
     starts_B = torch.tensor(starts)
     for b, start in enumerate(starts):
         k[b, :, start + 1 :], v[b, :, start + 1 :] = torch.nan, torch.nan
