@@ -21,20 +21,22 @@ from llmcli.kernels.program import Pairs
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
+_MOST_NARROW = 576  # of 16 bits: of latents and the rotated dimensions beside them
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None if off."""
+    """The functions of `kernels.triton`, by name; None if off."""
     if not native.wants_triton():
         return None
-    from llmcli.kernels.triton import attention, packed, products
+    from llmcli.kernels.triton import attention, experts, packed, products
 
     return SimpleNamespace(
         attend_one=attention.attend_one, normalize=products.normalize,
         product=products.product, packed_product=packed.packed_product,
-        routed_product=packed.routed_product,
+        routed_product=packed.routed_product, expert_product=experts.expert_product,
+        sum_experts=experts.sum_experts,
     )  # fmt: skip
 
 
@@ -45,11 +47,12 @@ def takes(x: Tensor) -> bool:
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
+    narrow = q_BHTd.dtype.itemsize == k_BKCd.dtype.itemsize == 2
     return (
         takes(q_BHTd)
         and q_BHTd.shape[2] == 1
         and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
-        and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
+        and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= (_MOST_NARROW if narrow else _MOST_SIZE)
     )
 
 
@@ -118,6 +121,38 @@ def product_of_experts(
 ) -> Tensor:  # fmt: skip
     """`X Wᵀ + b` of pairs in `dtype`: `[P, N]`."""
     out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, pairs, bias_EN, out=dtype)
+    return out
+
+
+def multiplies_experts(x: Tensor, w_ENK: Tensor) -> bool:
+    """Whether a kernel supports products of rows with these matrices, whose rows are contiguous."""
+    return takes(x) and w_ENK.dtype in _TAKEN and w_ENK.stride(2) == 1
+
+
+def gates_experts(x: Tensor, w_ENK: Tensor, activation: Activation) -> bool:
+    """Whether `product_of_dense_experts` supports `act(X W_gate) ∘ X W_up`."""
+    return activation in CARD_ACTIVATIONS and multiplies_experts(x, w_ENK)
+
+
+def product_of_dense_experts(
+    x_MK: Tensor, w_ENK: Tensor, pairs: Pairs, bias_EN: Tensor | None, dtype: torch.dtype,
+    activation: Activation | None = None,
+) -> Tensor:  # fmt: skip
+    """`X Wᵀ + b` of pairs in `dtype`, from float32 sums; with an `activation` as in `product`."""
+    out: Tensor = kernels().expert_product(
+        x_MK, w_ENK, pairs, bias_EN, out=dtype, activation=activation
+    )
+    return out
+
+
+def sums_experts(y: Tensor) -> bool:
+    """Whether a kernel sums results of experts."""
+    return takes(y) and y.dtype == torch.float32
+
+
+def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> Tensor:
+    """`ops.routing.summed` in one launch."""
+    out: Tensor = kernels().sum_experts(y_BKTD, weight_BTK, z_BTD)
     return out
 
 

@@ -57,6 +57,10 @@ class ExpertAssignment:
         """The assignment for an input with one row per pair."""
         return replace(self, row_N=None, experts_per_row=1)
 
+    def few(self, experts: int) -> bool:
+        """Whether kernels that read the matrix of each pair are used."""
+        return self.static or len(self.expert_N) <= experts
+
     @property
     def pairs(self) -> Pairs:
         """What kernels read of it, on the device."""

@@ -76,19 +76,46 @@ def normalize(x, norm, out):
     return F.rms_norm(x, w.shape, w, eps).to(out)
 
 
+def expert_product(x, w, pairs, b, *, out, activation=None):
+    calls.append(f"experts {activation or 'product'}")
+    expert, row, each = pairs
+    read = x[torch.arange(len(expert), device=x.device) // each if row is None else row]
+    y = torch.bmm(w[expert], read.unsqueeze(2)).squeeze(2)
+    y = y if b is None else y + b[expert]
+    if activation is not None:
+        gate, up = y.chunk(2, -1)
+        y = activation_of(activation)(gate) * up
+    return y.to(out)
+
+
+def sum_experts(y, weight, rest):
+    calls.append("sum")
+    y = y if weight is None else y * weight.mT.unsqueeze(-1)
+    return y.sum(1) + (0 if rest is None else rest)
+
+
 calls = []
 
 
 PLAIN = {"attend", "norm", "product"}
-GATED = ("llama", "window", "chunks", "caps", "sinks")
+ROUTED = {"experts product", "sum"}
+GATED = ("llama", "window", "chunks", "caps", "sinks", "latent attention")
 OTHERS = ("gpt2", "keys and values of another layer", "mamba-2", "clamped gates")
+EXPERTS = {
+    "experts": "experts silu", "weighted inputs of experts": "experts silu",
+    "experts with biases and clamped gates": "sum",
+    "experts without gates, alone in their blocks": "sum",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*GATED, *OTHERS])
+@pytest.mark.parametrize("name", [*GATED, *OTHERS, *EXPERTS])
 def test_a_captured_step_has_them(name, monkeypatch):
     """By stand-ins made of PyTorch's operations: that they are given what they need."""
     calls.clear()
-    made_of = SimpleNamespace(attend_one=attend_one, normalize=normalize, product=product)
+    made_of = SimpleNamespace(
+        attend_one=attend_one, normalize=normalize, product=product,
+        expert_product=expert_product, sum_experts=sum_experts,
+    )  # fmt: skip
     monkeypatch.setattr(on_card, "kernels", lambda: made_of)
     here = random_decoder(MODELS[name], torch.float32)
     with torch.inference_mode(), Card(float64=False) as card:
@@ -96,10 +123,11 @@ def test_a_captured_step_has_them(name, monkeypatch):
         ordinary, captured = sessions(here, there, [[5, 9, 2, 7], [3, 1]])
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert PLAIN | ({"silu"} if name in GATED else set()) <= set(calls)
+        routed = {EXPERTS[name], *ROUTED} if name in EXPERTS else set()
+        assert PLAIN | ({"silu"} if name in GATED else routed) <= set(calls)
         calls.clear()
         seen = {}
         decoded(captured, tokens[:, :1], tap=seen.__setitem__)
         # what is within the gated one is shown
-        assert not set(calls) - PLAIN
+        assert not set(calls) - PLAIN - ROUTED
         assert "blocks.0.attn.q" in seen or name == "mamba-2"

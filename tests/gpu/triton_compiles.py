@@ -32,9 +32,11 @@ KERNELS = [
     *(
         (attention.split_kernel, {
             "G": group, "D": size, "E": min(size, 512), "CAPPED": size == 128,
-            "CHUNKS": size == 64, "SAME": size > 256,
+            "CHUNKS": size == 64,
         })
-        for group, size in ((4, 64), (4, 128), (4, 256), (40, 256), (16, 576), (128, 576))
+        for group, size in (
+            (4, 64), (4, 128), (4, 256), (40, 256), (32, 512), (16, 576), (128, 576),
+        )
     ),
     (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 32, "SUNK": True}),
     (products.row_kernel, ADDED),
@@ -71,11 +73,11 @@ def test_it_compiles(number, target, narrow, tmp_path):
     most = {"sm_80": 160, "sm_90": 227}.get(target, 64) << 10
     warps = 4
     if kernel is attention.split_kernel:
-        if constants["SAME"] and (narrow, cache) != ("*bf16", ""):
-            pytest.skip("latents of 16 bits only")
+        if constants["D"] > 256 and narrow != "*bf16":
+            pytest.skip("of 16 bits only")
         sizes = attention.block_sizes(
             *(constants[name] for name in "GDE"), 2 if narrow == "*bf16" else 4,
-            64 if target == "sm_90" else 16,
+            most=64 if target == "sm_90" else 16, same=constants["D"] > 512,
         )
         warps, constants = sizes.pop("num_warps"), {**constants, **sizes}
     elif cache:

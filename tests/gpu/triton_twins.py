@@ -13,12 +13,14 @@ from llmcli.config.attention import Chunk
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import CARD_ACTIVATIONS
 from llmcli.kernels.triton.attention import attend_one
+from llmcli.kernels.triton.experts import expert_product, sum_experts
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import normalize, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.quant import FORMATS, dequantize
+from llmcli.ops.routing import summed
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -170,3 +172,35 @@ def test_products_with_blocks_of_experts(format, biased):
         want = torch.einsum("pk,pnk->pn", read, dense[expert]) + (b[expert] if biased else 0)
         got = routed_product(x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32)
         near(got, want, torch.float32)
+
+
+@dtypes
+@pytest.mark.parametrize(("outputs", "columns", "biased", "name"), [
+    (11, 40, False, None), (20, 600, True, None), (11, 40, True, "silu"), (9, 530, False, "relu"),
+])  # fmt: skip
+def test_products_with_dense_experts(outputs, columns, biased, name, dtype):
+    """Two experts of each row, by the order of pairs and by rows that are named."""
+    gated = name is not None
+    count = outputs * (1 + gated)
+    w = drawn(3, count + 5, columns, dtype=dtype, seed=3)[:, :count] / columns**0.5
+    x = drawn(3, columns, dtype=dtype, seed=1)
+    b = drawn(3, count, dtype=dtype, seed=2) if biased else None
+    expert = torch.tensor([2, 0, 1, 1, 0, 2])
+    for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
+        read = x[torch.arange(6) // 2 if row is None else row].double()
+        want = torch.einsum("pk,pnk->pn", read, w[expert].double()) + (b[expert] if biased else 0)
+        if gated:
+            gate, up = want.to(dtype).split(outputs, -1)
+            want = activation(name)(gate.float()).to(dtype) * up
+        for out in (dtype,) if gated else (dtype, torch.float32):
+            got = expert_product(x, w, (expert, row, 2), b, out=out, activation=name)
+            assert got.dtype == out
+            near(got, want, out)
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_sum_of_experts(weighed, adds):
+    y, rest = drawn(2, 4, 3, 700), drawn(2, 3, 700, seed=1) if adds else None
+    weight = drawn(2, 4, 3, seed=2).mT if weighed else None
+    near(sum_experts(y, weight, rest), summed(y, weight, rest), torch.float32)

@@ -135,21 +135,24 @@ def join_kernel(
     tl.store(out + head * E + e, z_e.to(out.dtype.element_ty), e < E)
 
 
-def block_sizes(group: int, size: int, values: int, itemsize: int, most: int) -> dict[str, int]:
+def block_sizes(
+    group: int, size: int, values: int, itemsize: int, *, most: int, same: bool
+) -> dict[str, int]:
     """Compile-time sizes of `split_kernel`, at least 16 for tensor cores, and its warps.
 
     `itemsize`: the larger one of queries and keys. `most` heads per program, with float32 16, since
-    its products hold their inputs in registers.
+    its products hold their inputs in registers. `same`: values are the first numbers of keys.
     """
     whole, rest = max(16, triton.next_power_of_2(size)), 0
-    if whole > 256:
+    if whole > max(256, size):  # as of latents and rotated dimensions
         whole, rest = whole // 2, max(16, triton.next_power_of_2(size - whole // 2))
     padded = max(16, triton.next_power_of_2(values))
-    widest = max(whole, padded)
+    widest, same = max(whole, padded), same and values == whole
+    keys = _BLOCK // (widest * itemsize) * (2 if same else 1)
     return {
-        "SIZE": whole, "REST": rest, "VALUES": padded,
+        "SIZE": whole, "REST": rest, "VALUES": padded, "SAME": same,
         "GROUP": min(max(16, triton.next_power_of_2(group)), most if itemsize == 2 else 16),
-        "KEYS": min(64, max(64 // itemsize, _BLOCK // (widest * itemsize))),
+        "KEYS": min(64, max(16, keys)),
         "num_warps": 8 if widest > 256 else 4,
     }  # fmt: skip
 
@@ -178,7 +181,10 @@ def attend_one(
     group, most_seen = heads // kv_heads, most_keys(window)
     q = q_BH1d.contiguous()
     itemsize = max(q.element_size(), k_BKCd.element_size())
-    sizes = block_sizes(group, size, values, itemsize, _most_heads(q.device))
+    same = k_BKCd.data_ptr() == v_BKCe.data_ptr()
+    sizes = block_sizes(
+        group, size, values, itemsize, most=_most_heads(q.device), same=same
+    )
     programs = batch * kv_heads * triton.cdiv(group, sizes["GROUP"])
     seen = min(slots, most_seen or slots)
     each = min(512, max(64, triton.next_power_of_2(triton.cdiv(seen * programs, _PROGRAMS))))
@@ -186,12 +192,11 @@ def attend_one(
     shape = (batch, kv_heads, splits, group)
     sums = q.new_empty(*shape, values, dtype=torch.float32)
     most, weight = q.new_empty(2, *shape, dtype=torch.float32)
-    same = k_BKCd.data_ptr() == v_BKCe.data_ptr() and values == sizes["SIZE"]
     split_kernel[(programs, splits)](
         q, k_BKCd, v_BKCe, starts_B, sums, most, weight, scale, cap or 0.0,
         *k_BKCd.stride()[:3], *v_BKCe.stride()[:3], kv_heads, splits, each, most_seen or 1 << 30,
         G=group, D=size, E=values, CAPPED=cap is not None, CHUNKS=isinstance(window, Chunk),
-        SAME=same, **sizes,
+        **sizes,
     )  # fmt: skip
     out = torch.empty(batch, heads, 1, values, device=q.device, dtype=q.dtype)
     columns = min(128, sizes["VALUES"])
