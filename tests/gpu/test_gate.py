@@ -7,6 +7,7 @@ captured, and the replayed step is compared with that of a processor.
 from collections import Counter
 from contextlib import contextmanager
 from itertools import cycle
+from math import prod
 
 import pytest
 import torch
@@ -39,9 +40,9 @@ def put(decoder, card, dtype=torch.float64):
     return card.put(copied(decoder, "cuda", dtype), FIRST)
 
 
-def sessions(here, there, prompts):
+def sessions(here, there, prompts, capacity=CAPACITY):
     """Of both decoders, after the prompts."""
-    both = [Session(one, len(prompts), CAPACITY) for one in (here, there)]
+    both = [Session(one, len(prompts), capacity) for one in (here, there)]
     for session in both:
         session.prefill(prompts)
     return both
@@ -101,6 +102,20 @@ def test_every_step_of_a_bucket_launches_the_same(name, batch):
         first, second = calls_of(card, session), calls_of(card, session)
         assert first == second
         assert len(first) > 10
+
+
+@pytest.mark.parametrize(("name", "heads"), [("caps", 4), ("sinks", 4), ("latent attention", 3)])
+def test_a_step_reads_a_cache_of_16_bits_as_it_is(name, heads):
+    """What is wide has a number per head and slot, and a short window is copied alone."""
+    with torch.inference_mode(), Card(float64=False) as card:
+        here = random_decoder(MODELS[name], torch.float32)
+        there = card.put(copied(here, "cuda", torch.float16), 13)
+        ordinary, captured = sessions(here, there, [[5, 9, 2, 7]], 13)
+        tokens = ids(1, 9)
+        same(decoded(captured, tokens), decoded(ordinary, tokens), 0.04)
+        seen = [x for call in card.calls for x in call if isinstance(x, tuple) and 13 in x[1]]
+        assert max(prod(x[1]) for x in seen if x[0] == "torch.float32") == heads * 13
+        assert any("gather" in call[0] for call in card.calls) == (name != "latent attention")
 
 
 @pytest.fixture
