@@ -241,7 +241,7 @@ class _Chunk:
         if (unfused or sloped) and self.size <= 4 and not (self.cuda or plain):  # our kernel
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if sloped or (unfused and (self.size != 4 or plain)):  # no kernel: blocks of queries
-            block = min(tokens, _QUERIES) * keys * 4 + keys * dims
+            block = min(tokens, _QUERIES) * keys * 4 + (0 if self.cuda else keys * dims)
             return found + self.batch * heads * block * wide + tokens * keys
         copied = self.batch * keys * few * dims * self.size  # keys and values
         if self.kept < self.size:  # new keys in the cache's dtype, as our kernel reads them
@@ -268,7 +268,8 @@ class _Chunk:
         """
         keys = self.batch * self.keys
         if a.absorbs(self.tokens, self.keys):
-            narrow = keys * a.kept * self.wide if self.kept < self.wide else 0
+            widened = self.kept < self.wide and not (self.cuda and self.kept == self.size)
+            narrow = keys * a.kept * self.wide * widened
             return narrow + self.rows * a.heads * (2 * a.kept + 2 * self.keys) * self.wide
         product = a.heads * (a.content + a.value_dim)
         padded = 0 if self.cuda else a.heads * max(a.value_dim, a.head_dim)

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from llmcli.config.mlp import CARD_ACTIVATIONS
-from llmcli.kernels.triton import attention, packed, products
+from llmcli.kernels.triton import attention, experts, packed, products
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
@@ -22,10 +22,10 @@ USAGE = [
 ]  # fmt: skip
 ALIGNED = {f"{x}_{axis}" for x in "kv" for axis in "bhs"}
 NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "offset": "fp32"}
-FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b"}
+FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b", "y", "rest"}
 PLAIN = {"x", "q", "k", "v", "bias", "out"}
-ROWS = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
-ROW = {"WEIGHTS": True, "BIAS": True, **ROWS}
+SIZES = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
+ROW = {"WEIGHTS": True, "BIAS": True, **SIZES}
 ADDED = {"KIND": 1, "SHIFT": False, "ADDS": True, "GATED": False, "ACT": -1, **ROW}
 GATED = {"KIND": 2, "SHIFT": True, "ADDS": False, "GATED": True, **ROW}
 KERNELS = [
@@ -39,6 +39,11 @@ KERNELS = [
         )
     ),
     (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 32, "SUNK": True}),
+    *(
+        (experts.expert_kernel, {"BIAS": True, "ROW": True, "GATED": act >= 0, "ACT": act, **SIZES})
+        for act in (-1, 0)
+    ),
+    (experts.sum_kernel, {"CHOSEN": 8, "WEIGHED": True, "ADDS": True, "COLUMNS": 512}),
     (products.row_kernel, ADDED),
     *(
         (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 1024})
@@ -67,7 +72,7 @@ def type_of(kernel, name, narrow):
 @pytest.mark.parametrize("number", range(len(KERNELS)))
 @pytest.mark.parametrize("narrow", ["*bf16", "*fp32", "*fp32 with *bf16"])
 def test_it_compiles(number, target, narrow, tmp_path):
-    """And registers suffice for attention on a new card."""
+    """And registers suffice for attention and experts on a new card."""
     kernel, constants = KERNELS[number]
     narrow, _, cache = narrow.partition(" with ")
     most = {"sm_80": 160, "sm_90": 227}.get(target, 64) << 10
@@ -96,7 +101,7 @@ def test_it_compiles(number, target, narrow, tmp_path):
     made = compile(source, target=TARGETS[target], options={"num_warps": warps})
     assert made.asm["cubin" if target.startswith("sm") else "hsaco"]
     assert made.metadata.shared <= most
-    if target == "sm_90" and kernel in (attention.split_kernel, attention.join_kernel):
+    if target == "sm_90" and kernel.__module__ in (attention.__name__, experts.__name__):
         (tmp_path / "cubin").write_bytes(made.asm["cubin"])
         told = check_output([*USAGE, tmp_path / "cubin"], text=True)
         assert re.findall(r"STACK:(\d+)", told) == ["0"], told
