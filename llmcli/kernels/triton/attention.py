@@ -18,7 +18,7 @@ from torch import Tensor
 from llmcli.config.attention import Chunk, Window, most_keys
 
 _BLOCK = 1 << 14  # bytes of the keys of a block: three in flight, with values, are 96 KiB
-_PROGRAMS = 256  # two for each processor, if all slots are used
+_PROGRAMS = 512  # four for each processor, if all slots are used; at least half of them are
 _JOINED = 32  # splits read at once
 
 
@@ -45,7 +45,7 @@ def split_kernel(
     SIZE: tl.constexpr, REST: tl.constexpr, VALUES: tl.constexpr, SAME: tl.constexpr,
     CAPPED: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """For GROUP heads of a kv head and the live keys of a split: Σ e^(s - m) v, m and Σ e^(s - m).
+    """For GROUP heads of a kv head and a split of the keys they see: Σ e^(s - m) v, m, Σ e^(s - m).
 
     Tensor cores need powers of two: GROUP, VALUES and SIZE + REST are G or a part of it, E and D
     rounded up. SAME: values are the first SIZE numbers of keys, which are read once.
@@ -61,10 +61,9 @@ def split_kernel(
     if REST:
         r = SIZE + tl.arange(0, REST)
         q_Gr = tl.load(q + r[None, :], (g[:, None] < G) & (r[None, :] < D), 0.0)
-    first = split * split_keys
+    oldest = tl.maximum(at - at % window if CHUNKS else at - window + 1, 0)
+    first = oldest // KEYS * KEYS + split * split_keys
     last = tl.minimum(first + split_keys, at + 1)
-    oldest = at - at % window if CHUNKS else at - window + 1
-    first = tl.maximum(first, oldest // KEYS * KEYS)
     h = (head % kv_heads).to(tl.int64)
     k += b.to(tl.int64) * k_b + h * k_h
     v += b.to(tl.int64) * v_b + h * v_h
@@ -178,23 +177,22 @@ def attend_one(
     """
     batch, heads, _, size = q_BH1d.shape
     _, kv_heads, slots, values = v_BKCe.shape
-    group, most_seen = heads // kv_heads, most_keys(window)
+    group, most_seen = heads // kv_heads, most_keys(window) or 1 << 30
     q = q_BH1d.contiguous()
     itemsize = max(q.element_size(), k_BKCd.element_size())
     same = k_BKCd.data_ptr() == v_BKCe.data_ptr()
-    sizes = block_sizes(
-        group, size, values, itemsize, most=_most_heads(q.device), same=same
-    )
+    sizes = block_sizes(group, size, values, itemsize, most=_most_heads(q.device), same=same)
     programs = batch * kv_heads * triton.cdiv(group, sizes["GROUP"])
-    seen = min(slots, most_seen or slots)
-    each = min(512, max(64, triton.next_power_of_2(triton.cdiv(seen * programs, _PROGRAMS))))
-    splits = triton.cdiv(slots, each)
+    seen = min(slots, most_seen + sizes["KEYS"] - 1)  # from the beginning of a block on
+    each = triton.next_power_of_2(triton.cdiv(seen * programs, _PROGRAMS))
+    each = min(1024, max(64, 2 * sizes["GROUP"], each))  # a split's sums are written and read
+    splits = triton.cdiv(seen, each)
     shape = (batch, kv_heads, splits, group)
     sums = q.new_empty(*shape, values, dtype=torch.float32)
     most, weight = q.new_empty(2, *shape, dtype=torch.float32)
     split_kernel[(programs, splits)](
         q, k_BKCd, v_BKCe, starts_B, sums, most, weight, scale, cap or 0.0,
-        *k_BKCd.stride()[:3], *v_BKCe.stride()[:3], kv_heads, splits, each, most_seen or 1 << 30,
+        *k_BKCd.stride()[:3], *v_BKCe.stride()[:3], kv_heads, splits, each, most_seen,
         G=group, D=size, E=values, CAPPED=cap is not None, CHUNKS=isinstance(window, Chunk),
         **sizes,
     )  # fmt: skip
