@@ -72,7 +72,7 @@ class Experts:
             read, weight_BTK = (x_BKTD.flatten(0, 2), routes.by_pair), None
         else:
             read = x_BTD.flatten(0, 1), routes
-        post_NF = None if step.observed else self._fused(*read)
+        post_NF = self._fused(*read) if x_BTD.is_cuda and not step.observed else None
         if post_NF is None:
             hidden_ND = self.enter(*read)
             post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)
