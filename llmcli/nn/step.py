@@ -52,7 +52,7 @@ _BAND = 512  # rows computed together with a window
 class KeyRange(NamedTuple):
     """The keys read by new tokens `rows`: slots `first` … `last`-1, with a mask or a triangle.
 
-    Or `slots` `[B, n]`, which each sequence has on the device.
+    Or `slots` `[B, n]` on the device, for each sequence its own.
     """
 
     rows: slice
@@ -297,7 +297,7 @@ class Step:
         if self.uniform and window is not None:
             return tuple(self._bands(window))
         if self.fixed and window is not None and most is not None and 4 * most <= self.keys:
-            # the last ones are copied rather than all read
+            # copying those of the window is faster than reading all
             oldest_B1 = first_key(self.positions, window).clamp_min(0)
             slots_Bn = oldest_B1 + torch.arange(most, device=self.device)
             mask = (slots_Bn <= self.positions).unsqueeze(1).unsqueeze(1)

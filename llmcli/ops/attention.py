@@ -33,7 +33,9 @@ def attend(
     `cap`, `slopes_H` with the queries' `positions`, and `sinks_H`: see `scores` and `weights`;
     without a fused kernel, these are computed in blocks of queries.
 
-    The arithmetic has the dtype of the queries; narrower keys and values are widened.
+    The arithmetic has the dtype of the queries; narrower keys and values are widened. The softmax
+    has at least float32; 16-bit values are multiplied with 16-bit weights, on a CPU only by the
+    fused kernel.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
@@ -135,7 +137,7 @@ def scores(
 
 
 def _of_heads(x_BKSd: Tensor, q_BHtd: Tensor) -> Tensor:
-    """Keys or values for `_product`: one of each head, on CUDA those of groups as they are."""
+    """Keys or values for `_product`: repeated for every head, but on CUDA one per group."""
     x_BKSd = batched_factor(x_BKSd, q_BHtd.dtype)
     if x_BKSd.is_cuda:
         return x_BKSd
@@ -143,7 +145,7 @@ def _of_heads(x_BKSd: Tensor, q_BHtd: Tensor) -> Tensor:
 
 
 def _product(x_BHtn: Tensor, y_BNnm: Tensor) -> Tensor:
-    """`X Y`, `[B, H, t, m]`, with N matrices, which may each be of several heads (`_of_heads`)."""
+    """`X Y`, `[B, H, t, m]`, with N matrices, each for H/N heads (see `_of_heads`)."""
     if not y_BNnm.is_cuda:
         return batched_product(x_BHtn, y_BNnm)
     x_BNMn = x_BHtn.reshape(*y_BNnm.shape[:2], -1, x_BHtn.shape[-1])

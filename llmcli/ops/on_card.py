@@ -21,7 +21,7 @@ from llmcli.kernels.program import Pairs
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
-_MOST_NARROW = 576  # of 16 bits: of latents and the rotated dimensions beside them
+_MOST_LATENT = (576, 512)  # of queries and values in 16 bits, where shared memory suffices
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -47,13 +47,25 @@ def takes(x: Tensor) -> bool:
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
-    narrow = q_BHTd.dtype.itemsize == k_BKCd.dtype.itemsize == 2
+    sizes = q_BHTd.shape[3], v_BKCe.shape[3]
     return (
         takes(q_BHTd)
         and q_BHTd.shape[2] == 1
         and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
-        and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= (_MOST_NARROW if narrow else _MOST_SIZE)
+        and (max(sizes) <= _MOST_SIZE or _takes_latents(sizes, q_BHTd, k_BKCd))
     )
+
+
+def _takes_latents(sizes: tuple[int, int], q_BHTd: Tensor, k_BKCd: Tensor) -> bool:
+    """Whether shared memory suffices for more than `_MOST_SIZE`.
+
+    Later NVIDIA cards than Turing have at least 99 KiB per program. AMD's have 64, which suffice
+    there, and report a capability of 9.0 or more.
+    """
+    narrow = q_BHTd.dtype.itemsize == k_BKCd.dtype.itemsize == 2
+    if not narrow or any(own > most for own, most in zip(sizes, _MOST_LATENT, strict=True)):
+        return False
+    return torch.cuda.get_device_capability(q_BHTd.device) >= (8, 0)
 
 
 def attend(

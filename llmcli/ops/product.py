@@ -84,9 +84,9 @@ def _widened(x_MK: Tensor, halves: bool, *, own: bool = False) -> tuple[program.
 
 
 def batched_factor(y: Tensor, inputs: torch.dtype) -> Tensor:
-    """`y` as `batched_product` takes it for a model with `inputs`.
+    """`y` for `batched_product` with inputs of this dtype.
 
-    In at least float32, but on CUDA as it is if both have the same 16 bits.
+    In at least float32, but on CUDA as it is if both have the same 16-bit dtype.
     """
     kept = y.is_cuda and y.dtype == inputs and inputs.itemsize == 2
     return y if kept else at_least_float32(y)
@@ -95,7 +95,7 @@ def batched_factor(y: Tensor, inputs: torch.dtype) -> Tensor:
 def batched_product(x_BMK: Tensor, y_BKN: Tensor) -> Tensor:
     """`X Y` with a `batched_factor` Y, `[B, M, N]` in at least float32.
 
-    X is rounded to 16-bit Y, else widened; sums are not rounded.
+    X is rounded to the dtype of a 16-bit Y, otherwise widened; sums are not rounded.
     """
     if y_BKN.dtype.itemsize == 2:
         return torch.bmm(x_BMK.to(y_BKN.dtype), y_BKN, out_dtype=torch.float32)

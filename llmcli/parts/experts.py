@@ -83,7 +83,7 @@ class Experts:
         return summed(out_BKTD, weight_BTK, shared_BTD)
 
     def _fused(self, x_MD: Tensor, routes: ExpertAssignment) -> Tensor | None:
-        """The hidden layers of pairs in one launch, `[N, F]`, if a kernel of a card has them."""
+        """The hidden layers of pairs in one launch, `[N, F]`; None if no kernel supports that."""
         config, (weight, bias) = self.config, self.enter.wholes[0]
         if not config.gated or config.clamp is not None or not isinstance(weight, Dense):
             return None

@@ -134,22 +134,22 @@ class LatentAttention(SoftmaxMap):
 
         Some of a cache's slots may be empty. In 16 bits PyTorch's products with the matrices round
         queries and results, as the expanded form rounds keys and values; the rest is in at least
-        float32, on CUDA with 16-bit latents but for the weights of the keys.
+        float32. On CUDA the weights of 16-bit latents are rounded as well.
         """
         config = self.config
         w_Hnc, w_Hec = (
             weight.dense().view(config.heads, -1, config.rank) for _, weight in self.kv_up.segments
         )
         q_BHTk, scale = to_columns(q_BHTd, w_Hnc), config.scores.scale
+        if not q_BHTk.is_cuda:
+            q_BHTk = at_least_float32(q_BHTk)
         k_B1Ck = kept_BCk.unsqueeze(1)
         v_B1Cc = k_B1Ck[..., : config.rank]
-        # for float32 PyTorch's products are faster
-        narrow = kept_BCk.is_cpu and kept_BCk.dtype.itemsize == 2
-        wide_BHTk = at_least_float32(q_BHTk) if narrow else q_BHTk
         one = step.cached and step.tokens == 1
-        if one and narrow and compiled.attends(wide_BHTk, k_B1Ck, v_B1Cc):
+        narrow = kept_BCk.dtype.itemsize == 2  # for float32 PyTorch's products are faster
+        if one and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
-                wide_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=scale, window=None
+                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=scale, window=None
             )
         elif one and step.fixed and on_card.attends(q_BHTk, k_B1Ck, v_B1Cc):
             rows = q_BHTk, k_B1Ck[:, :, : step.keys], v_B1Cc[:, :, : step.keys]

@@ -58,7 +58,7 @@ class ExpertAssignment:
         return replace(self, row_N=None, experts_per_row=1)
 
     def few(self, experts: int) -> bool:
-        """Whether kernels that read the matrix of each pair are used."""
+        """Whether kernels should read a matrix per pair, not one of each of the `experts` once."""
         return self.static or len(self.expert_N) <= experts
 
     @property

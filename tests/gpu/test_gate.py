@@ -17,12 +17,13 @@ from small_models import ids, random_decoder, walked
 from zoo import MODELS
 
 from llmcli.commands.selftest.measure.arithmetic import copied
+from llmcli.config.attention import Chunk, first_key, most_keys
 from llmcli.decoder.decoder import Decoder
 from llmcli.decoder.steps import GraphRecorder
 from llmcli.engine.session import Session
 from llmcli.graph.precision import Precision
 from llmcli.nn.state import State
-from llmcli.nn.step import Edit
+from llmcli.nn.step import Edit, Step
 from llmcli.parts.mlp import GatedMlp
 
 LENGTH_ROPES = {"dynamic", "dynamic, within its length", "longrope"}
@@ -106,7 +107,7 @@ def test_every_step_of_a_bucket_launches_the_same(name, batch):
 
 @pytest.mark.parametrize(("name", "heads"), [("caps", 4), ("sinks", 4), ("latent attention", 3)])
 def test_a_step_reads_a_cache_of_16_bits_as_it_is(name, heads):
-    """What is wide has a number per head and slot, and a short window is copied alone."""
+    """Only scores are wide, and of a short window nothing else is copied."""
     with torch.inference_mode(), Card(float64=False) as card:
         here = random_decoder(MODELS[name], torch.float32)
         there = card.put(copied(here, "cuda", torch.float16), 13)
@@ -116,6 +117,19 @@ def test_a_step_reads_a_cache_of_16_bits_as_it_is(name, heads):
         seen = [x for call in card.calls for x in call if isinstance(x, tuple) and 13 in x[1]]
         assert max(prod(x[1]) for x in seen if x[0] == "torch.float32") == heads * 13
         assert any("gather" in call[0] for call in card.calls) == (name != "latent attention")
+
+
+@pytest.mark.parametrize("window", [1, 3, Chunk(size=3)])
+def test_what_is_copied_of_a_short_window_is_what_is_seen(window):
+    """At every position: from the first one, with fewer keys, to the last of the slots."""
+    slots = torch.arange(13)
+    step = Step([0] * 13, 1, [1] * 13, {}, device=slots.device, fixed=(slots, 13))
+    (seen,) = step.key_ranges(window)
+    copied = seen.of(slots.view(1, 1, 13, 1).expand(13, 2, 13, 4))
+    assert copied.shape == (13, 2, most_keys(window), 4)
+    for at in range(13):
+        own = copied[at, 1, :, 3][seen.mask[at, 0, 0]].tolist()
+        assert own == [*range(max(0, first_key(at, window)), at + 1)]
 
 
 @pytest.fixture

@@ -52,6 +52,20 @@ def test_they_are_off_unless_they_are_wanted(monkeypatch):
         native.check()
 
 
+@pytest.mark.parametrize(("capability", "sizes", "dtype", "taken"), [
+    ((8, 0), (576, 512), torch.float16, True), ((7, 5), (576, 512), torch.float16, False),
+    ((7, 5), (256, 256), torch.float16, True), ((9, 0), (577, 512), torch.float16, False),
+    ((9, 0), (576, 513), torch.float16, False), ((9, 0), (256, 256), torch.float32, True),
+    ((9, 0), (257, 32), torch.float32, False),
+])  # fmt: skip
+def test_heads_have_the_sizes_that_fit_shared_memory(capability, sizes, dtype, taken, monkeypatch):
+    monkeypatch.setattr(on_card, "kernels", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with Card():
+        k, v = (torch.zeros(1, 1, 3, size, dtype=dtype, device="cuda") for size in sizes)
+        assert on_card.attends(k[:, :, :1], k, v) == taken
+
+
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
     calls.append("attend")
     mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)

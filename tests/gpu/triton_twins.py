@@ -12,7 +12,6 @@ from tensors import HALVES, drawn
 from llmcli.config.attention import Chunk
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import CARD_ACTIVATIONS
-from llmcli.kernels.triton import attention
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.experts import expert_product, sum_experts
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
@@ -39,22 +38,16 @@ def near(got, want, dtype):
     (4, 4, 16, 16, 520, (510, 0, 256), {"window": 100}),
     (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
     (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
-    (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True, "programs": 2}),
+    (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
     (4, 2, 32, 32, 600, (511, 512, 599), {"window": Chunk(size=256)}),
     (3, 1, 16, 16, 90, (37, 38), {"window": Chunk(size=19)}),
-    (2, 1, 16, 16, 2300, (2290, 60), {"sinks": True}),
+    (2, 1, 16, 16, 8300, (8290, 60), {"sinks": True}),
     (3, 1, 64, 64, 150, (149,), {"cache": torch.float16, "cap": 5.0}),
     (18, 1, 288, 256, 150, (140, 3), {"latents": True}),
-    (2, 1, 272, 250, 290, (280,), {"latents": True, "programs": 1}),
+    (2, 1, 272, 250, 290, (280,), {"latents": True}),
 ])  # fmt: skip
-def test_attention_of_one_query(
-    heads, kv_heads, size, values, slots, starts, rest, dtype, monkeypatch
-):
-    """Slots behind the last token have garbage; the cache is a bucket of a larger one.
-
-    Few programs have splits of several blocks.
-    """
-    monkeypatch.setattr(attention, "_PROGRAMS", rest.get("programs", 512))
+def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
+    """Slots behind the last token have garbage; the cache is a bucket of a larger one."""
     batch, cache = len(starts), rest.get("cache", dtype)
     q = drawn(batch, heads, 1, size, dtype=dtype)
     k, v = (

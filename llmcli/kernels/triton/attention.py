@@ -18,7 +18,7 @@ from torch import Tensor
 from llmcli.config.attention import Chunk, Window, most_keys
 
 _BLOCK = 1 << 14  # bytes of the keys of a block: three in flight, with values, are 96 KiB
-_PROGRAMS = 512  # four for each processor, if all slots are used; at least half of them are
+_SPLIT = 256  # keys of a program: 8 kv heads with 8k keys are 256 programs, two for each processor
 _JOINED = 32  # splits read at once
 
 
@@ -40,10 +40,10 @@ def dot(x, y, sums):
 @triton.jit
 def split_kernel(
     q, k, v, starts, sums, most, weight, scale, cap, k_b, k_h, k_s, v_b, v_h, v_s,
-    kv_heads, splits, split_keys, window,
-    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr,
-    SIZE: tl.constexpr, REST: tl.constexpr, VALUES: tl.constexpr, SAME: tl.constexpr,
-    CAPPED: tl.constexpr, CHUNKS: tl.constexpr,
+    kv_heads, splits, window,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, REST: tl.constexpr, VALUES: tl.constexpr,
+    SAME: tl.constexpr, CAPPED: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """For GROUP heads of a kv head and a split of the keys they see: Σ e^(s - m) v, m, Σ e^(s - m).
 
@@ -62,8 +62,8 @@ def split_kernel(
         r = SIZE + tl.arange(0, REST)
         q_Gr = tl.load(q + r[None, :], (g[:, None] < G) & (r[None, :] < D), 0.0)
     oldest = tl.maximum(at - at % window if CHUNKS else at - window + 1, 0)
-    first = oldest // KEYS * KEYS + split * split_keys
-    last = tl.minimum(first + split_keys, at + 1)
+    first = oldest // KEYS * KEYS + split * SPLIT
+    last = tl.minimum(first + SPLIT, at + 1)
     h = (head % kv_heads).to(tl.int64)
     k += b.to(tl.int64) * k_b + h * k_h
     v += b.to(tl.int64) * v_b + h * v_h
@@ -184,17 +184,15 @@ def attend_one(
     sizes = block_sizes(group, size, values, itemsize, most=_most_heads(q.device), same=same)
     programs = batch * kv_heads * triton.cdiv(group, sizes["GROUP"])
     seen = min(slots, most_seen + sizes["KEYS"] - 1)  # from the beginning of a block on
-    each = triton.next_power_of_2(triton.cdiv(seen * programs, _PROGRAMS))
-    each = min(1024, max(64, 2 * sizes["GROUP"], each))  # a split's sums are written and read
-    splits = triton.cdiv(seen, each)
+    splits = triton.cdiv(seen, _SPLIT)
     shape = (batch, kv_heads, splits, group)
     sums = q.new_empty(*shape, values, dtype=torch.float32)
     most, weight = q.new_empty(2, *shape, dtype=torch.float32)
     split_kernel[(programs, splits)](
         q, k_BKCd, v_BKCe, starts_B, sums, most, weight, scale, cap or 0.0,
-        *k_BKCd.stride()[:3], *v_BKCe.stride()[:3], kv_heads, splits, each, most_seen,
-        G=group, D=size, E=values, CAPPED=cap is not None, CHUNKS=isinstance(window, Chunk),
-        **sizes,
+        *k_BKCd.stride()[:3], *v_BKCe.stride()[:3], kv_heads, splits, most_seen,
+        G=group, D=size, E=values, SPLIT=_SPLIT, CAPPED=cap is not None,
+        CHUNKS=isinstance(window, Chunk), **sizes,
     )  # fmt: skip
     out = torch.empty(batch, heads, 1, values, device=q.device, dtype=q.dtype)
     columns = min(128, sizes["VALUES"])

@@ -98,10 +98,11 @@ def sum_kernel(
     y += (token // tokens * CHOSEN * tokens + token % tokens) * columns
     sums = tl.zeros([COLUMNS], tl.float32)
     for k in tl.static_range(CHOSEN):
-        one = tl.load(y + k * tokens * columns + at, there, 0.0)
+        one = tl.load(y + at, there, 0.0)
         if WEIGHED:
             one *= tl.load(weight + token * CHOSEN + k)
         sums += one
+        y += tokens * columns
     if ADDS:
         sums += tl.load(rest + token * columns + at, there, 0.0)
     tl.store(out + token * columns + at, sums, there)
