@@ -23,6 +23,8 @@ from llmcli.kernels import native
 from llmcli.ops import on_card
 from llmcli.ops.activations import activation as activation_of
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.weights.dense import Dense
+from llmcli.weights.routes import ExpertAssignment
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -67,7 +69,7 @@ def test_heads_have_the_sizes_that_fit_shared_memory(capability, sizes, dtype, t
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
-    calls.append("attend")
+    calls.append("attend latents" if v.shape[3] < k.shape[3] else "attend")
     mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)
     return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H)
 
@@ -138,10 +140,24 @@ def test_a_captured_step_has_them(name, monkeypatch):
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
         routed = {EXPERTS[name], *ROUTED} if name in EXPERTS else set()
-        assert PLAIN | ({"silu"} if name in GATED else routed) <= set(calls)
+        latents = {"attend latents"} if name == "latent attention" else set()
+        assert PLAIN | routed | latents | ({"silu"} if name in GATED else set()) <= set(calls)
         calls.clear()
         seen = {}
         decoded(captured, tokens[:, :1], tap=seen.__setitem__)
         # what is within the gated one is shown
-        assert not set(calls) - PLAIN - ROUTED
+        assert not set(calls) - PLAIN - ROUTED - latents
         assert "blocks.0.attn.q" in seen or name == "mamba-2"
+
+
+@pytest.mark.parametrize(("wide", "dtype"), [(True, torch.float32), (False, torch.float16)])
+def test_results_of_experts_are_wide_where_they_are_summed(wide, dtype, monkeypatch):
+    monkeypatch.setattr(
+        on_card, "kernels", lambda: SimpleNamespace(expert_product=expert_product)
+    )
+    with torch.inference_mode(), Card():
+        x = torch.ones(1, 8, dtype=torch.float16, device="cuda")
+        w_ENK = torch.ones(3, 4, 8, dtype=torch.float16, device="cuda")
+        chosen_BTK = torch.zeros(1, 1, 2, dtype=torch.long, device="cuda")
+        routes = ExpertAssignment.of(chosen_BTK, static=True)
+        assert Dense(w_ENK).matmul_routed(x, routes, None, wide).dtype == dtype
