@@ -110,6 +110,7 @@ class _Chunk:
         self.model, self.precision = model, precision = graph(run.config), run.precision
         self.batch, self.tokens, self.keys = run.batch, min(run.context, run.at_once), run.context
         self.cuda, self.native = run.cuda, run.native and precision.dtype == "bfloat16"
+        self.plain = run.cuda or precision.portable  # attention without our kernel for a CPU
         self.rows = self.batch * self.tokens
         self.size, self.kept = DTYPE_BYTES[precision.dtype], DTYPE_BYTES[precision.cache]
         self.wide = max(self.size, 4)
@@ -206,7 +207,7 @@ class _Chunk:
         tables = sum(rope.dims for rope in ropes) * 2 * self.wide
         windows = {op.window for op in ops if isinstance(op, Mix) and self.model.score(op)}
         masks = [window for window in windows if self._is_masked(window)]
-        if self.kept < self.size and not self.precision.portable:
+        if self.kept < self.size and not self.plain:
             masks = []
         positions = 1 << max(self.keys - 1, 255).bit_length()
         return tables * positions + len(masks) * self.tokens * self.keys + 8 * self.tokens
@@ -249,16 +250,17 @@ class _Chunk:
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
         unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
-        plain = self.precision.portable
-        if (unfused or sloped) and self.size <= 4 and not (self.cuda or plain):  # our kernel
+        if (unfused or sloped) and self.size <= 4 and not self.plain:  # our kernel
             return found + self.rows * heads * dims * wide * (self.size < 4)
-        if sloped or (unfused and (self.size != 4 or plain)):  # no kernel: blocks of queries
-            block = min(tokens, _QUERIES) * keys * 4 + keys * dims
-            return found + self.batch * heads * block * wide + tokens * keys
+        if unfused or sloped:  # no kernel: blocks of queries
+            # keys and values: of every head, on CUDA only where they are widened
+            read = few * (self.kept < self.size) if self.cuda else heads
+            block = min(tokens, _QUERIES) * keys * 4 * heads + keys * dims * read
+            return found + self.batch * block * wide + tokens * keys
         copied = self.batch * keys * few * dims * self.size  # keys and values
         if self.kept < self.size:  # new keys in the cache's dtype, as our kernel reads them
             found += self.rows * few * sizes["dh"] * self.kept
-            if not plain:
+            if not self.plain:
                 return found
             found += copied
         if self._is_masked(op.window):
@@ -281,8 +283,11 @@ class _Chunk:
         """
         keys = self.batch * self.keys
         if a.absorbs(self.tokens, self.keys):
-            narrow = keys * a.kept * self.wide if self.kept < self.wide else 0
-            return narrow + self.rows * a.heads * (2 * a.kept + 2 * self.keys) * self.wide
+            weights = self.rows * a.heads * self.keys
+            copied = keys * a.kept * self.wide if self.kept < self.wide else 0
+            if self.cuda and self.kept == self.size < self.wide:  # the weights are rounded
+                copied = weights * self.size
+            return copied + 2 * (self.rows * a.heads * a.kept + weights) * self.wide
         product = a.heads * (a.content + a.value_dim)
         padded = 0 if self.cuda else a.heads * max(a.value_dim, a.head_dim)
         found = keys * (product + a.heads * a.head_dim + padded + a.rank * (self.kept < self.size))

@@ -88,7 +88,10 @@ class Linear(Segments):
 
 
 class RoutedLinear(Segments):
-    """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`."""
+    """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`.
+
+    `wholes`: weights with their biases; segments of one dtype are one weight.
+    """
 
     def __init__(self, parameters: Parameters, part: str, *leaves: str, bias: bool = False) -> None:
         weights, biases = _names(part, leaves)
@@ -97,12 +100,12 @@ class RoutedLinear(Segments):
         if bias:
             rows = [whole.shape[1] for whole in wholes]
             each = parameters.expert_vectors(biases).split_with_sizes(rows, 1)
-        self._wholes = list(zip(wholes, each, strict=True))
+        self.wholes = list(zip(wholes, each, strict=True))
         super().__init__(parameters, weights)
 
     def __call__(self, x_MD: Tensor, routes: ExpertAssignment, *, wide: bool = False) -> Tensor:
         """All segments at once: `[M, D]` → `[pairs, rows]`; `wide`: in at least float32."""
-        found = [one.matmul_routed(x_MD, routes, bias, wide) for one, bias in self._wholes]
+        found = [one.matmul_routed(x_MD, routes, bias, wide) for one, bias in self.wholes]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 

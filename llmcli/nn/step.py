@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import RopeConfig, Window, most_keys, seen_keys
+from llmcli.config.attention import RopeConfig, Window, first_key, most_keys, seen_keys
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
 
@@ -50,13 +50,24 @@ _BAND = 512  # rows computed together with a window
 
 
 class KeyRange(NamedTuple):
-    """The keys read by new tokens `rows`: slots `first` … `last`-1, with a mask or a triangle."""
+    """The keys read by new tokens `rows`: slots `first` … `last`-1, with a mask or a triangle.
+
+    Or `slots` `[B, n]` on the device, for each sequence its own.
+    """
 
     rows: slice
     first: int
     last: int
     causal: bool
     mask: Tensor | None
+    slots: Tensor | None = None
+
+    def of(self, x_BKCd: Tensor) -> Tensor:
+        """These keys or values of a cache, as a view unless they are `slots`."""
+        if self.slots is None:
+            return x_BKCd[:, :, self.first : self.last]
+        index_B1n1 = self.slots.unsqueeze(1).unsqueeze(-1)
+        return x_BKCd.gather(2, index_B1n1.expand(-1, x_BKCd.shape[1], -1, x_BKCd.shape[3]))
 
 
 class RopeTables:
@@ -289,6 +300,13 @@ class Step:
             return (KeyRange(every, 0, self.keys, True, None),)
         if self.uniform and window is not None:
             return tuple(self._bands(window))
+        if self.fixed and window is not None and most is not None and 4 * most <= self.keys:
+            # copying those of the window is faster than reading all
+            oldest_B1 = first_key(self.positions, window).clamp_min(0)
+            slots_Bn = oldest_B1 + torch.arange(most, device=self.device)
+            mask = (slots_Bn <= self.positions).unsqueeze(1).unsqueeze(1)
+            slots_Bn = slots_Bn.clamp_max(self.keys - 1)
+            return (KeyRange(every, 0, self.keys, False, mask, slots_Bn),)
         mask = visible_keys(self.positions, self.keys, window)
         return (KeyRange(every, 0, self.keys, False, mask if self.uniform else mask.unsqueeze(1)),)
 

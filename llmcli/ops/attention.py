@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmcli.config.attention import Window, first_key
 from llmcli.ops.activations import soft_cap
-from llmcli.ops.norm import at_least_float32
+from llmcli.ops.product import batched_factor, batched_product
 
 
 def attend(
@@ -33,7 +33,9 @@ def attend(
     `cap`, `slopes_H` with the queries' `positions`, and `sinks_H`: see `scores` and `weights`;
     without a fused kernel, these are computed in blocks of queries.
 
-    The arithmetic has the dtype of the queries; narrower keys and values are widened.
+    The arithmetic has the dtype of the queries; narrower keys and values are widened. The softmax
+    has at least float32; 16-bit values are multiplied with 16-bit weights, on a CPU only by the
+    fused kernel.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
@@ -105,15 +107,14 @@ def _attend_in_blocks(
         first = 0 if causal else keys - 1
         at_T = torch.arange(first, first + tokens, device=q_BHTd.device)
         mask = visible_keys(at_T, keys, None)
-    group = q_BHTd.shape[1] // k_BKSd.shape[1]
-    v_BHSe = at_least_float32(v_BKSe).repeat_interleave(group, dim=1)
+    v_BNSe = _of_heads(v_BKSe, q_BHTd)
     parts = []
     for first in range(0, tokens, _QUERIES):
         rows = slice(first, first + _QUERIES)
         q_BHtd, seen = q_BHTd[:, :, rows], mask[..., rows, :]
         at = None if positions is None else positions[..., rows]
         found = scores(q_BHtd, k_BKSd, seen, scale=scale, cap=cap, slopes_H=slopes_H, positions=at)
-        parts.append((weights(found, sinks_H) @ v_BHSe).to(q_BHTd.dtype))
+        parts.append(_product(weights(found, sinks_H), v_BNSe).to(q_BHTd.dtype))
     return torch.cat(parts, 2)
 
 
@@ -126,9 +127,8 @@ def scores(
     With a `cap` c a score s is `c · tanh(s / c)` (Gemma 2). `slopes_H` times the distance of each
     key from the query, at one of `positions` `[t]` or `[B, t]`, is taken off its score (ALiBi).
     """
-    group = q_BHtd.shape[1] // k_BKSd.shape[1]
-    k_BHSd = at_least_float32(k_BKSd).repeat_interleave(group, dim=1)
-    raw_BHtS = at_least_float32(q_BHtd) @ k_BHSd.transpose(-1, -2) * scale
+    k_BNSd = _of_heads(k_BKSd, q_BHtd)
+    raw_BHtS = _product(q_BHtd, k_BNSd.transpose(-1, -2)) * scale
     if slopes_H is not None:
         assert positions is not None
         key_S = torch.arange(k_BKSd.shape[2], device=positions.device)
@@ -137,6 +137,23 @@ def scores(
     if cap is not None:
         raw_BHtS = soft_cap(raw_BHtS, cap)
     return raw_BHtS.masked_fill(~visible, -torch.inf)
+
+
+def _of_heads(x_BKSd: Tensor, q_BHtd: Tensor) -> Tensor:
+    """Keys or values for `_product`: repeated for every head, but on CUDA one per group."""
+    x_BKSd = batched_factor(x_BKSd, q_BHtd.dtype)
+    if x_BKSd.is_cuda:
+        return x_BKSd
+    return x_BKSd.repeat_interleave(q_BHtd.shape[1] // x_BKSd.shape[1], dim=1)
+
+
+def _product(x_BHtn: Tensor, y_BNnm: Tensor) -> Tensor:
+    """`X Y`, `[B, H, t, m]`, with N matrices, each for H/N heads (see `_of_heads`)."""
+    if not y_BNnm.is_cuda:
+        return batched_product(x_BHtn, y_BNnm)
+    x_BNMn = x_BHtn.reshape(*y_BNnm.shape[:2], -1, x_BHtn.shape[-1])
+    found = batched_product(x_BNMn.flatten(0, 1), y_BNnm.flatten(0, 1))
+    return found.view(*x_BHtn.shape[:-1], -1)
 
 
 def weights(scores_BHtS: Tensor, sinks_H: Tensor | None = None) -> Tensor:

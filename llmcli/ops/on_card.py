@@ -26,6 +26,7 @@ _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _MOST_TOKENS = 64  # kept by top-k: each takes a pass over the keys
+_MOST_LATENT = (576, 512)  # of queries and values in 16 bits, where shared memory suffices
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,11 +35,12 @@ def kernels() -> Any:
     """The functions of `kernels.triton`, by name; None if off."""
     if not native.wants_triton():
         return None
-    from llmcli.kernels.triton import attention, heads, packed, products, sampling
+    from llmcli.kernels.triton import attention, experts, heads, packed, products, sampling
 
     made = (
         attention.attend_one, heads.enter, products.normalize, products.product,
-        packed.packed_product, packed.routed_product, sampling.choose,
+        packed.packed_product, packed.routed_product, experts.expert_product,
+        experts.sum_experts, sampling.choose,
     )  # fmt: skip
     return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
 
@@ -61,7 +63,28 @@ def takes(x: Tensor) -> bool:
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
-    return q_BHTd.shape[2] == 1 and enters(q_BHTd, k_BKCd, v_BKCe)
+    sizes = q_BHTd.shape[3], v_BKCe.shape[3]
+    return (
+        q_BHTd.shape[2] == 1
+        and _reads(q_BHTd, k_BKCd, v_BKCe)
+        and (max(sizes) <= _MOST_SIZE or _takes_latents(sizes, q_BHTd, k_BKCd))
+    )
+
+
+def _reads(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
+    return takes(x) and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
+
+
+def _takes_latents(sizes: tuple[int, int], q_BHTd: Tensor, k_BKCd: Tensor) -> bool:
+    """Whether shared memory suffices for more than `_MOST_SIZE`.
+
+    Later NVIDIA cards than Turing have at least 99 KiB per program. AMD's have 64, which suffice
+    there, and report a capability of 9.0 or more.
+    """
+    narrow = q_BHTd.dtype.itemsize == k_BKCd.dtype.itemsize == 2
+    if not narrow or any(own > most for own, most in zip(sizes, _MOST_LATENT, strict=True)):
+        return False
+    return torch.cuda.get_device_capability(q_BHTd.device) >= (8, 0)
 
 
 def attend(
@@ -95,8 +118,7 @@ def normalize(
 
 def enters(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether kernels write keys and values computed from `x` into this cache, or read them."""
-    contiguous = k_BKCd.stride(3) == v_BKCe.stride(3) == 1
-    return takes(x) and contiguous and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
+    return _reads(x, k_BKCd, v_BKCe) and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
 
 
 def enter(
@@ -153,6 +175,33 @@ def product_of_experts(
 ) -> Tensor:  # fmt: skip
     """`X Wᵀ + b` of pairs in `dtype`: `[P, N]`."""
     out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, pairs, bias_EN, out=dtype)
+    return out
+
+
+def multiplies_experts(x: Tensor, w_ENK: Tensor) -> bool:
+    """Whether a kernel supports products of rows with these matrices, whose rows are contiguous."""
+    return takes(x) and w_ENK.dtype in _TAKEN and w_ENK.stride(2) == 1
+
+
+def product_of_dense_experts(
+    x_MK: Tensor, w_ENK: Tensor, pairs: Pairs, bias_EN: Tensor | None, dtype: torch.dtype,
+    activation: Activation | None = None,
+) -> Tensor:  # fmt: skip
+    """`X Wᵀ + b` of pairs in `dtype`, from float32 sums; with an `activation` as in `product`."""
+    out: Tensor = kernels().expert_product(
+        x_MK, w_ENK, pairs, bias_EN, out=dtype, activation=activation
+    )
+    return out
+
+
+def sums_experts(y: Tensor) -> bool:
+    """Whether a kernel sums results of experts."""
+    return takes(y) and y.dtype == torch.float32
+
+
+def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> Tensor:
+    """`ops.routing.summed` in one launch."""
+    out: Tensor = kernels().sum_experts(y_BKTD, weight_BTK, z_BTD)
     return out
 
 

@@ -15,6 +15,7 @@ from llmcli.graph.precision import FAST_WIDE
 from llmcli.kernels import native, program
 from llmcli.kernels.program import Pairs
 from llmcli.ops import compiled, on_card
+from llmcli.ops.norm import at_least_float32
 
 # With more rows, converting the weights is faster: break-even at 24 to 48 rows with AVX-512 and at
 # 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
@@ -80,6 +81,25 @@ def _widened(x_MK: Tensor, halves: bool, *, own: bool = False) -> tuple[program.
     from_float32 = x_MK.dtype == torch.float32
     op = program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, from_float32, halves, own
     return op, wide
+
+
+def batched_factor(y: Tensor, inputs: torch.dtype) -> Tensor:
+    """`y` for `batched_product` with inputs of this dtype.
+
+    In at least float32, but on CUDA as it is if both have the same 16-bit dtype.
+    """
+    kept = y.is_cuda and y.dtype == inputs and inputs.itemsize == 2
+    return y if kept else at_least_float32(y)
+
+
+def batched_product(x_BMK: Tensor, y_BKN: Tensor) -> Tensor:
+    """`X Y` with a `batched_factor` Y, `[B, M, N]` in at least float32.
+
+    X is rounded to the dtype of a 16-bit Y, otherwise widened; sums are not rounded.
+    """
+    if y_BKN.dtype.itemsize == 2:
+        return torch.bmm(x_BMK.to(y_BKN.dtype), y_BKN, out_dtype=torch.float32)
+    return at_least_float32(x_BMK) @ y_BKN
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:

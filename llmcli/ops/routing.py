@@ -11,7 +11,7 @@ from torch import Tensor
 from llmcli.config.experts import RoutingConfig
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
-from llmcli.ops import compiled
+from llmcli.ops import compiled, on_card
 from llmcli.ops.norm import ones
 from llmcli.ops.product import product_float32
 
@@ -100,6 +100,8 @@ def summed(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> T
         out = torch.empty(batch, tokens, columns)
         shape = batch * tokens, columns, chosen, tokens
         return call(program.SUM_EXPERTS, y, weight, z, out, *shape, out=out)
+    if on_card.sums_experts(y_BKTD):
+        return on_card.sum_experts(y_BKTD, weight_BTK, z_BTD)
     if weight_BTK is None:
         weight_BTK = y_BKTD.new_ones(batch, tokens, chosen)
     out_BTD = y_BKTD[:, 0] * weight_BTK[..., :1]

@@ -124,8 +124,8 @@ class Attention(SoftmaxMap):
         parts = [
             attend(
                 q_BHTd[:, :, seen.rows],
-                k_BKSd[:, :, seen.first : seen.last],
-                v_BKSe[:, :, seen.first : seen.last],
+                seen.of(k_BKSd),
+                seen.of(v_BKSe),
                 causal=seen.causal,
                 mask=seen.mask,
                 slopes_H=slopes_H,

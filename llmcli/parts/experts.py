@@ -17,6 +17,7 @@ from llmcli.config.mlp import MlpConfig
 from llmcli.nn.linear import Linear, RoutedLinear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
+from llmcli.ops import on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.elements import cast, gate, scale_rows
 from llmcli.ops.norm import at_least_float32
@@ -68,14 +69,30 @@ class Experts:
             x_BKTD = x_BTD.unsqueeze(1).expand(batch, count, tokens, -1)
             x_BKTD = cast(scale_rows(x_BKTD, factor_BKT1), x_BTD.dtype)
             x_BKTD = step.emit(f"{p}.expert_in", x_BKTD)
-            hidden_ND, weight_BTK = self.enter(x_BKTD.flatten(0, 2), routes.by_pair), None
+            read, weight_BTK = (x_BKTD.flatten(0, 2), routes.by_pair), None
         else:
-            hidden_ND = self.enter(x_BTD.flatten(0, 1), routes)
-        post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)
-        out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
+            read = x_BTD.flatten(0, 1), routes
+        post_NF = self._fused(*read) if x_BTD.is_cuda and not step.observed else None
+        if post_NF is None:
+            hidden_ND = self.enter(*read)
+            post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)
+            post_NF = post_BKTF.flatten(0, 2)
+        out_ND = self.down(post_NF, routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
         shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
         return summed(out_BKTD, weight_BTK, shared_BTD)
+
+    def _fused(self, x_MD: Tensor, routes: ExpertAssignment) -> Tensor | None:
+        """The hidden layers of pairs in one launch, `[N, F]`; None if no kernel supports that."""
+        config, (weight, bias) = self.config, self.enter.wholes[0]
+        if not config.gated or config.clamp is not None or not isinstance(weight, Dense):
+            return None
+        if len(self.enter.wholes) > 1 or not routes.few(weight.shape[0]):
+            return None
+        if not on_card.multiplies_experts(x_MD, weight.tensor):
+            return None
+        of = x_MD, weight.tensor, routes.pairs, bias, x_MD.dtype, config.activation
+        return on_card.product_of_dense_experts(*of)
 
     def _activated(self, x_BKTF: Tensor, step: Step) -> Tensor:
         """The hidden layers from their input: gates and neurons concatenated, or only neurons."""

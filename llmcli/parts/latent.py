@@ -26,11 +26,12 @@ from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
-from llmcli.ops import compiled
+from llmcli.ops import compiled, on_card
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.elements import cast
 from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.ops.norm import at_least_float32
+from llmcli.ops.product import batched_factor, batched_product
 from llmcli.ops.rope import rotate
 from llmcli.parts.norm import Norm
 
@@ -133,29 +134,37 @@ class LatentAttention(SoftmaxMap):
 
         Some of a cache's slots may be empty. In 16 bits PyTorch's products with the matrices round
         queries and results, as the expanded form rounds keys and values; the rest is in at least
-        float32.
+        float32. On CUDA the weights of 16-bit latents are rounded as well.
         """
         config = self.config
         w_Hnc, w_Hec = (
             weight.dense().view(config.heads, -1, config.rank) for _, weight in self.kv_up.segments
         )
-        q_BHTk = at_least_float32(to_columns(q_BHTd, w_Hnc))
+        q_BHTk, scale = to_columns(q_BHTd, w_Hnc), config.scores.scale
+        if not q_BHTk.is_cuda:
+            q_BHTk = at_least_float32(q_BHTk)
         k_B1Ck = kept_BCk.unsqueeze(1)
         v_B1Cc = k_B1Ck[..., : config.rank]
+        one = step.cached and step.tokens == 1
         narrow = kept_BCk.dtype.itemsize == 2  # for float32 PyTorch's products are faster
-        if step.cached and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
+        if one and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
-                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scores.scale, window=None
+                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=scale, window=None
+            )
+        elif one and step.fixed and on_card.attends(q_BHTk, k_B1Ck, v_B1Cc):
+            rows = q_BHTk, k_B1Ck[:, :, : step.keys], v_B1Cc[:, :, : step.keys]
+            z_BHTc = on_card.attend(
+                *rows, step.starts_B, scale=scale, window=None, cap=None, sinks_H=None
             )
         else:
             # queries of all heads are rows of one product with the shared latents
-            kept_BSk = at_least_float32(kept_BCk[:, : step.keys])
-            scores_BNS = q_BHTk.flatten(1, 2) @ kept_BSk.mT
-            scores_BNS *= config.scores.scale
+            kept_BSk = batched_factor(kept_BCk[:, : step.keys], q_BHTd.dtype)
+            scores_BNS = batched_product(q_BHTk.flatten(1, 2), kept_BSk.mT)
+            scores_BNS *= scale
             if step.tokens > 1 or not step.uniform:
                 scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
                 scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
-            z_BNc = scores_BNS.softmax(-1) @ kept_BSk[..., : config.rank]
+            z_BNc = batched_product(scores_BNS.softmax(-1), kept_BSk[..., : config.rank])
             z_BHTc = z_BNc.view(*q_BHTd.shape[:3], -1)
         return to_rows(z_BHTc.to(q_BHTd.dtype), w_Hec).to(q_BHTd.dtype)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.ops import compiled
+from llmcli.ops import compiled, on_card
 from llmcli.ops.linear import each_own, lies_by_columns, linear, linear_fp32_out
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import has_kernel, product_bf16_dot, product_float32, routed_by_kernel
@@ -82,16 +82,18 @@ class Dense(Weight):
     ) -> Tensor:
         """One product per expert with pairs, or per pair if shapes must be fixed.
 
-        Few pairs with 16-bit experts use one call of our kernel, which reads their experts without
-        synchronization.
+        Few pairs with 16-bit experts, and on a GPU with any, use one call of our kernel, which
+        reads their experts without synchronization.
         """
-        w_ENK, pairs = self.tensor, len(routes.expert_N)
-        few = routes.static or pairs <= len(w_ENK)
+        w_ENK, few = self.tensor, routes.few(len(self.tensor))
+        if few and on_card.multiplies_experts(x_MK, w_ENK):
+            dtype = torch.float32 if wide else x_MK.dtype
+            return on_card.product_of_dense_experts(x_MK, w_ENK, routes.pairs, bias_EN, dtype)
         if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], w_ENK[0]):
             sums_PN = routed_by_kernel(x_MK, w_ENK, routes.pairs, bias_EN, self._bf16_dot)
             return sums_PN if wide else sums_PN.to(x_MK.dtype)
         if routes.static:
-            x_PK = x_MK[routes.rows(torch.arange(pairs, device=x_MK.device))]
+            x_PK = x_MK[routes.rows(torch.arange(len(routes.expert_N), device=x_MK.device))]
             return each_own(
                 x_PK, w_ENK, routes.expert_N, bias_EN, at_once=routes.at_once, wide=wide
             )

@@ -57,6 +57,10 @@ class ExpertAssignment:
         """The assignment for an input with one row per pair."""
         return replace(self, row_N=None, experts_per_row=1)
 
+    def few(self, experts: int) -> bool:
+        """Whether kernels should read a matrix per pair, not one of each of the `experts` once."""
+        return self.static or len(self.expert_N) <= experts
+
     @property
     def pairs(self) -> Pairs:
         """What kernels read of it, on the device."""

@@ -76,7 +76,8 @@ def stand_ins(monkeypatch):
     calls.clear()
     made = SimpleNamespace(packed_product=packed_product, routed_product=routed_product)
     monkeypatch.setattr(on_card, "kernels", lambda: made)
-    for name in ("attends", "enters", "multiplies", "normalizes"):
+    for name in ("attends", "enters", "multiplies", "multiplies_experts", "normalizes",
+                 "sums_experts"):  # fmt: skip
         monkeypatch.setattr(on_card, name, lambda *given: False)
 
 

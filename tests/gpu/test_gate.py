@@ -7,6 +7,7 @@ captured, and the replayed step is compared with that of a processor.
 from collections import Counter
 from contextlib import contextmanager
 from itertools import cycle
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -17,12 +18,13 @@ from small_models import ids, random_decoder, walked
 from zoo import MODELS
 
 from llmcli.commands.selftest.measure.arithmetic import copied
+from llmcli.config.attention import Chunk, first_key, most_keys
 from llmcli.decoder.decoder import Decoder
 from llmcli.decoder.steps import GraphRecorder, GraphStep
 from llmcli.engine.session import Session
 from llmcli.graph.precision import Precision
 from llmcli.nn.state import State
-from llmcli.nn.step import Edit
+from llmcli.nn.step import Edit, Step
 from llmcli.ops.attention import attend
 from llmcli.parts.mlp import GatedMlp
 
@@ -41,9 +43,9 @@ def put(decoder, card, dtype=torch.float64):
     return card.put(copied(decoder, "cuda", dtype), FIRST)
 
 
-def sessions(here, there, prompts):
+def sessions(here, there, prompts, capacity=CAPACITY):
     """Of both decoders, after the prompts."""
-    both = [Session(one, len(prompts), CAPACITY) for one in (here, there)]
+    both = [Session(one, len(prompts), capacity) for one in (here, there)]
     for session in both:
         session.prefill(prompts)
     return both
@@ -103,6 +105,33 @@ def test_every_step_of_a_bucket_launches_the_same(name, batch):
         first, second = calls_of(card, session), calls_of(card, session)
         assert first == second
         assert len(first) > 10
+
+
+@pytest.mark.parametrize(("name", "heads"), [("caps", 4), ("sinks", 4), ("latent attention", 3)])
+def test_a_step_reads_a_cache_of_16_bits_as_it_is(name, heads):
+    """Only scores are wide, and of a short window nothing else is copied."""
+    with torch.inference_mode(), Card(float64=False) as card:
+        here = random_decoder(MODELS[name], torch.float32)
+        there = card.put(copied(here, "cuda", torch.float16), 13)
+        ordinary, captured = sessions(here, there, [[5, 9, 2, 7]], 13)
+        tokens = ids(1, 9)
+        same(decoded(captured, tokens), decoded(ordinary, tokens), 0.04)
+        seen = [x for call in card.calls for x in call if isinstance(x, tuple) and 13 in x[1]]
+        assert max(prod(x[1]) for x in seen if x[0] == "torch.float32") == heads * 13
+        assert any("gather" in call[0] for call in card.calls) == (name != "latent attention")
+
+
+@pytest.mark.parametrize("window", [1, 3, Chunk(size=3)])
+def test_what_is_copied_of_a_short_window_is_what_is_seen(window):
+    """At every position: from the first one, with fewer keys, to the last of the slots."""
+    slots = torch.arange(13)
+    step = Step([0] * 13, 1, [1] * 13, {}, device=slots.device, fixed=(slots, 13))
+    (seen,) = step.key_ranges(window)
+    copied = seen.of(slots.view(1, 1, 13, 1).expand(13, 2, 13, 4))
+    assert copied.shape == (13, 2, most_keys(window), 4)
+    for at in range(13):
+        own = copied[at, 1, :, 3][seen.mask[at, 0, 0]].tolist()
+        assert own == [*range(max(0, first_key(at, window)), at + 1)]
 
 
 @pytest.fixture

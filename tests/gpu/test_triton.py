@@ -34,6 +34,8 @@ from llmcli.ops.activations import activation as activation_of
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.rope import rotate
+from llmcli.weights.dense import Dense
+from llmcli.weights.routes import ExpertAssignment
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -87,8 +89,8 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
             return kernel
 
     names = ("attend_one", "enter", "normalize", "product", "packed_product", "routed_product",
-             "choose")  # fmt: skip
-    files = "attention", "heads", "packed", "products", "sampling"
+             "expert_product", "sum_experts", "choose")  # fmt: skip
+    files = "attention", "experts", "heads", "packed", "products", "sampling"
     modules = SimpleNamespace(**{file: Kernels() for file in files})
     monkeypatch.setitem(sys.modules, "llmcli.kernels.triton", modules)
     monkeypatch.setattr(torch.cuda, "device", current)
@@ -97,6 +99,20 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
     for name in names:
         getattr(kernels, name)(x)
     assert seen == [(name, True) for name in names]
+
+
+@pytest.mark.parametrize(("capability", "sizes", "dtype", "taken"), [
+    ((8, 0), (576, 512), torch.float16, True), ((7, 5), (576, 512), torch.float16, False),
+    ((7, 5), (256, 256), torch.float16, True), ((9, 0), (577, 512), torch.float16, False),
+    ((9, 0), (576, 513), torch.float16, False), ((9, 0), (256, 256), torch.float32, True),
+    ((9, 0), (257, 32), torch.float32, False),
+])  # fmt: skip
+def test_heads_have_the_sizes_that_fit_shared_memory(capability, sizes, dtype, taken, monkeypatch):
+    monkeypatch.setattr(on_card, "kernels", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with Card():
+        k, v = (torch.zeros(1, 1, 3, size, dtype=dtype, device="cuda") for size in sizes)
+        assert on_card.attends(k[:, :, :1], k, v) == taken
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
@@ -143,9 +159,25 @@ def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
     return q.transpose(1, 2).to(dtype)
 
 
+def expert_product(x, w, pairs, b, *, out, activation=None):
+    expert, row, each = pairs
+    read = x[torch.arange(len(expert), device=x.device) // each if row is None else row]
+    y = torch.bmm(w[expert], read.unsqueeze(2)).squeeze(2)
+    y = y if b is None else y + b[expert]
+    if activation is not None:
+        gate, up = y.chunk(2, -1)
+        y = activation_of(activation)(gate) * up
+    return y.to(out)
+
+
+def sum_experts(y, weight, rest):
+    y = y if weight is None else y * weight.mT.unsqueeze(-1)
+    return y.sum(1) + (0 if rest is None else rest)
+
+
 def stand_ins(card):
     """Kernels made of PyTorch's operations; attention is a launch for the splits and one more."""
-    functions = attend_one, enter, normalize, product
+    functions = attend_one, enter, normalize, product, expert_product, sum_experts
     made = {one.__name__: card.kernel(one, 1 + (one is attend_one)) for one in functions}
     return SimpleNamespace(**made)
 
@@ -170,11 +202,15 @@ MORE = {
 }  # fmt: skip
 OTHERS = (
     "gated attention", "clipped projections", "clipped after norms of heads", "clamped gates",
-    "mamba-2", "keys and values of another layer", "experts beside the feed-forward",
-    "qk layer norm", "qk norm over the width", "longrope",
+    "mamba-2", "latent attention", "keys and values of another layer",
+    "experts beside the feed-forward", "qk layer norm", "qk norm over the width", "longrope",
 )  # fmt: skip
+EXPERTS = {
+    "experts": 18, "weighted inputs of experts": 19, "experts with biases and clamped gates": 26,
+    "experts without gates, alone in their blocks": 21,
+}  # fmt: skip
 # the most launches of a layer, if all its parts have kernels
-LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | dict.fromkeys(OTHERS)
+LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | EXPERTS | dict.fromkeys(OTHERS)
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
@@ -196,7 +232,8 @@ def test_a_captured_step_has_them(name, monkeypatch):
         ordinary, captured = both
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert name in LENGTH_ROPES or {"attend_one", "product"} <= set(card.launches)
+        routed = {"expert_product", "sum_experts"} if name in EXPERTS else set()
+        assert name in LENGTH_ROPES or {"attend_one", "product"} | routed <= set(card.launches)
         # what is observed is computed apart
         seen, marks = ({}, {}), ([], [])
         for session, tap, clock in zip(both, seen, marks, strict=True):
@@ -260,3 +297,16 @@ def test_edits_within_what_is_fused(monkeypatch):
             edits = [Edit(name=f"blocks.1.{leaf}", fn=lambda x: -2 * x)]
             edited = [decoded(one, ids(1, 2), edits=edits) for one in both]
             same(*edited, 1e-4)
+
+
+@pytest.mark.parametrize(("wide", "dtype"), [(True, torch.float32), (False, torch.float16)])
+def test_results_of_experts_are_wide_where_they_are_summed(wide, dtype, monkeypatch):
+    monkeypatch.setattr(
+        on_card, "kernels", lambda: SimpleNamespace(expert_product=expert_product)
+    )
+    with torch.inference_mode(), Card():
+        x = torch.ones(1, 8, dtype=torch.float16, device="cuda")
+        w_ENK = torch.ones(3, 4, 8, dtype=torch.float16, device="cuda")
+        chosen_BTK = torch.zeros(1, 1, 2, dtype=torch.long, device="cuda")
+        routes = ExpertAssignment.of(chosen_BTK, static=True)
+        assert Dense(w_ENK).matmul_routed(x, routes, None, wide).dtype == dtype

@@ -18,6 +18,7 @@ from llmcli.engine.sampling import _REALS, Sampling
 from llmcli.engine.sampling import choose as choose_on_cpu
 from llmcli.kernels.triton import products
 from llmcli.kernels.triton.attention import attend_one
+from llmcli.kernels.triton.experts import expert_product, sum_experts
 from llmcli.kernels.triton.heads import enter
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import normalize, product
@@ -27,6 +28,7 @@ from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.quant import FORMATS, dequantize
 from llmcli.ops.rope import rotate
+from llmcli.ops.routing import summed
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -53,15 +55,21 @@ def near(got, want, dtype):
     (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
     (4, 2, 32, 32, 600, (511, 512, 599), {"window": Chunk(size=256)}),
     (3, 1, 16, 16, 90, (37, 38), {"window": Chunk(size=19)}),
+    (2, 1, 16, 16, 8300, (8290, 60), {"sinks": True}),
+    (3, 1, 64, 64, 150, (149,), {"cache": torch.float16, "cap": 5.0}),
+    (18, 1, 288, 256, 150, (140, 3), {"latents": True}),
+    (2, 1, 272, 250, 290, (280,), {"latents": True}),
 ])  # fmt: skip
 def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
     """Slots behind the last token have garbage; the cache is a bucket of a larger one."""
-    batch = len(starts)
+    batch, cache = len(starts), rest.get("cache", dtype)
     q = drawn(batch, heads, 1, size, dtype=dtype)
     k, v = (
-        drawn(batch, kv_heads, slots + 20, width, dtype=dtype, seed=width)[:, :, :slots]
+        drawn(batch, kv_heads, slots + 20, width, dtype=cache, seed=width)[:, :, :slots]
         for width in (size, values)
     )
+    if rest.get("latents"):
+        v = k[..., :values]
     starts_B = torch.tensor(starts)
     for b, start in enumerate(starts):
         k[b, :, start + 1 :], v[b, :, start + 1 :] = torch.nan, torch.nan
@@ -302,3 +310,35 @@ def test_logits_that_are_not_finite():
     (id,), best = next_tokens(torch.full((1, 70), -math.inf), u)
     assert 0 <= id < 70  # can be looked up
     assert best == [-math.inf]
+
+
+@dtypes
+@pytest.mark.parametrize(("outputs", "columns", "biased", "name"), [
+    (11, 40, False, None), (20, 600, True, None), (11, 40, True, "silu"), (9, 530, False, "relu"),
+])  # fmt: skip
+def test_products_with_dense_experts(outputs, columns, biased, name, dtype):
+    """Two experts of each row, by the order of pairs and by rows that are named."""
+    gated = name is not None
+    count = outputs * (1 + gated)
+    w = drawn(3, count + 5, columns, dtype=dtype, seed=3)[:, :count] / columns**0.5
+    x = drawn(3, columns, dtype=dtype, seed=1)
+    b = drawn(3, count, dtype=dtype, seed=2) if biased else None
+    expert = torch.tensor([2, 0, 1, 1, 0, 2])
+    for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
+        read = x[torch.arange(6) // 2 if row is None else row].double()
+        want = torch.einsum("pk,pnk->pn", read, w[expert].double()) + (b[expert] if biased else 0)
+        if gated:
+            gate, up = want.to(dtype).split(outputs, -1)
+            want = activation(name)(gate.float()).to(dtype) * up
+        for out in (dtype,) if gated else (dtype, torch.float32):
+            got = expert_product(x, w, (expert, row, 2), b, out=out, activation=name)
+            assert got.dtype == out
+            near(got, want, out)
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_sum_of_experts(weighed, adds):
+    y, rest = drawn(2, 4, 3, 700), drawn(2, 3, 700, seed=1) if adds else None
+    weight = drawn(2, 4, 3, seed=2).mT if weighed else None
+    near(sum_experts(y, weight, rest), summed(y, weight, rest), torch.float32)

@@ -215,6 +215,25 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype,
         assert real <= guess <= 1.5 * real, f"{guess / real:.2f}, native"
 
 
+def test_a_gpu_keeps_scores_of_a_block_of_queries_and_widens_a_narrower_cache():
+    def for_each_key(dtype, cache, name="sinks", **rest):
+        run = PlannedRun(
+            PEAKS[name], Precision(dtype=dtype, cache=cache), batch=1, context=30_001, cuda=True,
+            **rest,
+        )  # fmt: skip
+        return prefill_peak(run) - prefill_peak(replace(run, context=30_000))
+
+    scores = 4 * 256 * ATTENTION.heads * 4
+    found = for_each_key("float32", "float32")
+    assert scores < found < 1.1 * scores
+    assert for_each_key("bfloat16", "bfloat16") == found
+    widened = 2 * ATTENTION.kv_heads * ATTENTION.head_dim * 4
+    assert widened < for_each_key("float32", "bfloat16") - found < 1.1 * widened
+    absorbed = ATTENTION.heads * (4 + 4 + 2)  # scores, weights, and these in 16 bits
+    found = for_each_key("bfloat16", "bfloat16", "latents", chunk=1)
+    assert absorbed < found < 1.1 * absorbed
+
+
 def test_every_type_of_model_has_an_estimate():
     for config in {one.model_type: one.config() for one in reversed(ZOO)}.values():
         need = memory_need(PlannedRun(config, FLOAT32, batch=1, context=PROMPT_CHUNK + 1))
