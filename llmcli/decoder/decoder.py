@@ -16,7 +16,7 @@ from llmcli.config.attention import DynamicScaling, LongRopeScaling
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Block
 from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
-from llmcli.devices import available_bytes
+from llmcli.devices import DTYPES, available_bytes
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Rotate
@@ -25,6 +25,7 @@ from llmcli.kernels import native
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.state import LayerState, State, allocate
 from llmcli.nn.step import Clock, Edit, ReplayClock, RopeTables, Step, Tap
+from llmcli.ops import on_card
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
@@ -35,6 +36,9 @@ from llmcli.weights.weight import Weight
 Logits: TypeAlias = Literal["all", "last"]
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+
+# Cached tokens and steps by which Triton's kernels are checked: keys of two programs
+_CHECKED = 260, 3
 
 
 def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -118,6 +122,7 @@ class Decoder:
         # the host knows.
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         self.first_bucket = FIRST_BUCKET
+        self._unchecked = on_card.checks(self.device, self.dtype)
         attentions = [one.attention for one in config.layers if one.attention is not None]
         shared = {one.kv.layer for one in attentions} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
@@ -210,6 +215,8 @@ class Decoder:
         """
         if edits:
             _check_edits(self.config, edits)
+        if self._unchecked and native.triton() and not torch.compiler.is_compiling():
+            self._check_kernels(ids_BT[:1, -1:])
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
@@ -236,6 +243,23 @@ class Decoder:
         if state is not None:  # last, so that a tap sees the previous lengths
             state.advance(step.lengths, step.totals)
         return out
+
+    def _check_kernels(self, ids_11: Tensor) -> None:
+        """`on_card.check` of computed steps that read a token after made-up states."""
+        self._unchecked = False
+        cached, more = _CHECKED
+        slots = min(cached + more, self.config.embedding.positions or cached + more)
+
+        def steps() -> Tensor:
+            state = self.new_state(1, slots)
+            for one in state.tensors().values():
+                one.copy_(torch.arange(one.numel(), device=one.device).sin().view(one.shape))
+            state.advance([slots - more])
+            logits = [self(ids_11, state, clock=lambda name: None) for _ in range(more)]
+            return torch.cat(logits, 1)[0]
+
+        dtypes = self.dtype, DTYPES[self.precision.cache]
+        on_card.check(steps, min(dtypes, key=lambda dtype: dtype.itemsize))
 
     def _pass(
         self, ids_BT: Tensor, state: State | None, step: Step, logits: Logits, until: int | None

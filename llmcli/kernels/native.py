@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,23 +18,37 @@ from typing import Any
 from llmcli.errors import UsageError, first_line
 
 VARIABLE = "LLMCLI_KERNELS"
+TRITON_VARIABLE = "LLMCLI_TRITON"
 # `enum level` in common.h
 LEVELS = ("portable", "avx2", "avx512", "vnni", "avx512bf16", "amx", "dotprod")
-TRITON = "triton"  # not a processor level; see `ops.on_card`
+# Triton's kernels for CUDA devices, in groups that can be switched: see `ops.on_card`
+TRITON = "triton"
+GROUPS = ("attention", "products", "packed")
 _KEPT: list[Any] = []  # memory referenced by the library
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
 _VERSION = 29  # `llmcli_native_version` in levels.c
 
 
+@dataclass
+class TritonState:
+    """What this process knows of Triton's kernels.
+
+    `checked`: they agreed with PyTorch's operations (`ops.on_card.check`). `off`: why they are not
+    used, empty if they are.
+    """
+
+    checked: bool = False
+    off: str = ""
+
+
+TRITON_STATE = TritonState()
+
+
 def check() -> None:
-    """Raise UsageError if the level in $LLMCLI_KERNELS is unknown or unavailable."""
+    """Raise UsageError if $LLMCLI_KERNELS or $LLMCLI_TRITON is unknown or unavailable."""
     if _wanted():
         level()
-    if wants_triton() and find_spec("triton") is None:
-        raise UsageError(
-            f"there is no Triton for `{VARIABLE}={TRITON}`",
-            hint=f"unset {VARIABLE}, or install triton beside PyTorch",
-        )
+    _groups()
 
 
 def status() -> str:
@@ -84,9 +99,55 @@ def levels() -> list[str]:
     return [name for bit, name in enumerate(LEVELS) if bits >> bit & 1]
 
 
-def wants_triton() -> bool:
-    """Whether $LLMCLI_KERNELS selects the CUDA kernels; CPU kernels stay in use."""
-    return os.environ.get(VARIABLE) == TRITON
+def triton() -> tuple[str, ...]:
+    """The groups of Triton's kernels in use on CUDA devices. Raises UsageError like `check`."""
+    groups = _groups()
+    return () if TRITON_STATE.off or isinstance(groups, str) else groups
+
+
+def triton_status() -> str:
+    """These groups and whether they were checked, or why there are none; as `status`."""
+    groups = _groups()
+    if isinstance(groups, str):
+        return groups
+    if TRITON_STATE.off:
+        return f"off ({TRITON_STATE.off})"
+    checked = "checked" if TRITON_STATE.checked else "checked when a model first runs"
+    return f"{', '.join(groups)} ({checked})"
+
+
+@cache
+def _groups() -> tuple[str, ...] | str:
+    """The groups that $LLMCLI_TRITON selects, by default all, or why there are none."""
+    wanted = os.environ.get(TRITON_VARIABLE, "")
+    if "off" in (wanted, _wanted()):
+        return "off"
+    groups = tuple(wanted.split(",")) if wanted else GROUPS
+    if not set(groups) <= set(GROUPS):
+        raise UsageError(
+            f"`{TRITON_VARIABLE}={wanted}` are not groups of Triton's kernels",
+            hint=f"set it to off, or to some of {','.join(GROUPS)}, or unset it",
+        )
+    lacking = _triton_lacks()
+    if wanted and lacking:
+        raise UsageError(
+            f"there are no kernels for `{TRITON_VARIABLE}={wanted}`: {lacking}",
+            hint=f"unset {TRITON_VARIABLE}, or install what is missing",
+        )
+    return lacking or groups
+
+
+def _triton_lacks() -> str:
+    """What Triton needs to launch its kernels and is missing here; empty if nothing is."""
+    import sysconfig
+    from shutil import which
+
+    if find_spec("triton") is None:
+        return "not installed"
+    if not (os.environ.get("CC") or which("gcc") or which("clang")):  # as it looks for one
+        return "no C compiler"
+    header = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h")
+    return "" if header.exists() else f"no {header}"
 
 
 def kernels_of(device: str) -> str | None:
@@ -96,11 +157,11 @@ def kernels_of(device: str) -> str | None:
     """
     if device == "cpu":
         return level()
-    return TRITON if device == "cuda" and wants_triton() else None
+    return TRITON if device == "cuda" and "packed" in triton() else None
 
 
 def _wanted() -> str:
-    return "" if wants_triton() else os.environ.get(VARIABLE, "")
+    return os.environ.get(VARIABLE, "")
 
 
 @cache

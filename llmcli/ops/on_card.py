@@ -1,12 +1,14 @@
-"""Operations on few rows by Triton kernels on a CUDA device, if $LLMCLI_KERNELS is `triton`.
+"""Operations on few rows by Triton's kernels on a CUDA device; $LLMCLI_TRITON selects them.
 
-They are off by default: tests without a GPU check that they compile and agree with PyTorch, but
-their speed has not been measured.
+Tests without a GPU check that they compile and agree with PyTorch. Their speed has not been
+measured, and no card has run them: a decoder's first pass begins with a `check`.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import logging
+from collections.abc import Callable
+from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,38 +17,110 @@ from torch import Tensor
 
 from llmcli.config.attention import Window
 from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
+from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.kernels import native
 from llmcli.kernels.program import Pairs
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
-_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+# Supported dtypes, and the allowed distance of logits from those of PyTorch's operations: a share
+# of the largest logit in float32, the KL divergence in nats in 16 bits. Rounding stays far below.
+_BOUNDS = {torch.float32: 5e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
+
+
+class KernelFailed(LlmcliError, RuntimeError):
+    """A Triton kernel could not be compiled or launched (exit 1); all of them are off by then."""
+
+    usual_hint = f"run it again with `{native.TRITON_VARIABLE}=off`"
 
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None if off."""
-    if not native.wants_triton():
-        return None
-    from llmcli.kernels.triton import attention, packed, products
+    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`.
 
-    return SimpleNamespace(
+    They raise KernelFailed, and so does this if Triton cannot be imported.
+    """
+    attention, packed, products = _guarded("import triton", _modules)()
+    made = SimpleNamespace(
         attend_one=attention.attend_one, normalize=products.normalize,
         product=products.product, packed_product=packed.packed_product,
         routed_product=packed.routed_product,
     )  # fmt: skip
+    return SimpleNamespace(**{name: _guarded(name, call) for name, call in vars(made).items()})
 
 
-def takes(x: Tensor) -> bool:
-    """Whether there are kernels for `x`: on a CUDA device, in a supported dtype."""
-    return x.is_cuda and x.dtype in _TAKEN and kernels() is not None
+def _modules() -> tuple[Any, ...]:
+    from llmcli.kernels.triton import attention, packed, products
+
+    return attention, packed, products
+
+
+def _guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` with its errors as KernelFailed, except out of memory."""
+
+    @wraps(call)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if as_out_of_memory(error) is not None:
+                raise
+            words = f"`{name}` failed: {first_line(error)}"
+            _turn_off(words)
+            raise KernelFailed(words) from error
+
+    return guarded
+
+
+def _turn_off(why: str) -> None:
+    native.TRITON_STATE.off = why
+    logging.getLogger(__name__).warning("warning: Triton's kernels are off: %s", why)
+
+
+def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
+    """Compare logits `[N, V]` of `steps` with those by PyTorch's operations.
+
+    If the median distance exceeds the bound of `dtype`, or a kernel fails, the kernels are off for
+    this process, with a warning on stderr. A median, since in 16 bits a router near a tie may
+    choose other experts in one of the steps.
+    """
+    state = native.TRITON_STATE
+    state.off = "being checked"
+    try:
+        exact_NV = steps().double()
+    finally:
+        state.off = ""
+    try:
+        found_NV = steps().double()
+    except KernelFailed:
+        return
+    if dtype.itemsize < 4:
+        unit, logs_NV = "nats", exact_NV.log_softmax(-1)
+        off_N = (logs_NV.exp() * (logs_NV - found_NV.log_softmax(-1))).sum(-1)
+    else:
+        unit = "of the largest logit"
+        off_N = (found_NV - exact_NV).abs().amax(-1) / exact_NV.abs().amax()
+    off, bound = float(off_N.median()), _BOUNDS[dtype]
+    state.checked = off <= bound
+    if not state.checked:
+        _turn_off(f"their logits differ from PyTorch's by {off:.2g} {unit}, allowed are {bound}")
+
+
+def checks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a decoder in `dtype` on `device` uses kernels, which must be checked."""
+    return device.type == "cuda" and dtype in _BOUNDS
+
+
+def takes(x: Tensor, group: str = "products") -> bool:
+    """Whether a group of kernels is on and supports `x`: its device and dtype."""
+    return x.is_cuda and x.dtype in _BOUNDS and group in native.triton()
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
     return (
-        takes(q_BHTd)
+        takes(q_BHTd, "attention")
         and q_BHTd.shape[2] == 1
         and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
         and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
@@ -84,7 +158,7 @@ def normalize(
 
 def multiplies(x: Tensor, w_NK: Tensor) -> bool:
     """Whether a kernel supports this product: few rows with the matrix's dtype."""
-    return multiplies_blocks(x) and x.dtype == w_NK.dtype and w_NK.stride(1) == 1
+    return takes(x) and _few(x) and x.dtype == w_NK.dtype and w_NK.stride(1) == 1
 
 
 def product(
@@ -101,7 +175,7 @@ def product(
 
 def multiplies_blocks(x: Tensor) -> bool:
     """Whether a kernel supports products of these rows with blocks in formats of `ON_CARD`."""
-    return takes(x) and x.numel() <= _FEW_ROWS * x.shape[-1]
+    return takes(x, "packed") and _few(x)
 
 
 def product_of_blocks(
@@ -124,6 +198,10 @@ def product_of_experts(
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
     """Whether `product` supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
     return activation in CARD_ACTIVATIONS and multiplies(x, w_NK)
+
+
+def _few(x: Tensor) -> bool:
+    return x.numel() <= _FEW_ROWS * x.shape[-1]
 
 
 def _shaped(out_MN: Tensor, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def alone(monkeypatch, tmp_path):
     for name in (
         *sum(VARIABLES.values(), ()), *OPENMP_THREADS, *OPENMP_VARIABLES, "HF_HOME",
         "HF_HUB_CACHE", "HF_TOKEN", "LLMCLI_CACHE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES",
-        "LLMCLI_KERNELS",
+        "LLMCLI_KERNELS", "LLMCLI_TRITON",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -187,7 +187,7 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
 
 
 def precision_of(name, monkeypatch, *, triton=True, **options):
-    monkeypatch.setenv(native.VARIABLE, "triton" if triton else "off")
+    monkeypatch.setattr(native, "_groups", lambda: native.GROUPS if triton else "off")
     config, formats = MODELS[name]
     given = {"dtype": "auto", "quantize": "auto", **options}
     return resolve_precision(
@@ -241,7 +241,6 @@ def test_a_card_quantizes_where_it_has_kernels(monkeypatch):
 def free(monkeypatch):
     """A card with so many bytes, to be changed."""
     free = [1 << 30]
-    monkeypatch.setenv(native.VARIABLE, "triton")
     monkeypatch.setattr(devices, "available_bytes", lambda device: free[0])
     monkeypatch.setattr(devices, "resolve_device", torch.device)
     monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: True)

@@ -4,6 +4,7 @@ Each in a process of its own: whether kernels are interpreted is settled when th
 """
 
 import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,14 +43,53 @@ def test_twins_and_targets(file, interpreted, tmp_path):
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
 
 
-def test_they_are_off_unless_they_are_wanted(monkeypatch):
-    monkeypatch.delenv(native.VARIABLE, raising=False)
-    assert on_card.kernels.__wrapped__() is None
-    monkeypatch.setenv(native.VARIABLE, "triton")
-    assert native.wants_triton()
-    monkeypatch.setattr(native, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="there is no Triton for `LLMCLI_KERNELS=triton`"):
-        native.check()
+ALL = "attention, products, packed (checked when a model first runs)"
+SWITCHES = [
+    ("", "", "", ALL),
+    ("", "", "no C compiler", "no C compiler"),
+    ("off", "", "", "off"),
+    ("", "off", "", "off"),
+    ("packed", "portable", "", "packed (checked when a model first runs)"),
+    ("products,attention", "", "", "products, attention (checked when a model first runs)"),
+    ("", "triton", "", UsageError("`LLMCLI_KERNELS=triton` is not a level")),
+    ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` are not groups of Triton's kernels")),
+    ("packed", "", "not installed", UsageError("for `LLMCLI_TRITON=packed`: not installed")),
+]
+
+
+@pytest.mark.parametrize(("groups", "level", "lacks", "status"), SWITCHES)
+def test_they_are_on_unless_they_are_switched_off(groups, level, lacks, status, monkeypatch):
+    for variable, value in ((native.TRITON_VARIABLE, groups), (native.VARIABLE, level)):
+        monkeypatch.setenv(variable, value)
+    for name in ("_groups", "level"):
+        monkeypatch.setattr(native, name, getattr(native, name).__wrapped__)
+    monkeypatch.setattr(native, "_triton_lacks", lambda: lacks)
+    monkeypatch.setattr(native, "TRITON_STATE", native.TritonState())
+    if isinstance(status, UsageError):
+        with pytest.raises(UsageError, match=status.message):
+            native.check()
+        return
+    native.check()
+    assert native.triton_status() == status
+    assert native.kernels_of("cuda") == ("triton" if "packed" in status else None)
+    native.TRITON_STATE.off = "wrong"
+    assert native.triton() == ()
+    assert native.kernels_of("cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "lacks"),
+    [("triton gcc", ""), ("triton", "no C compiler"), ("gcc", "not installed")],
+)
+def test_what_triton_needs(tools, lacks, monkeypatch, tmp_path):
+    monkeypatch.delenv("CC", raising=False)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_config_var", {"INCLUDEPY": str(tmp_path)}.get)
+    monkeypatch.setattr(native, "find_spec", lambda name: name if name in tools.split() else None)
+    monkeypatch.setattr("shutil.which", lambda name: name if name in tools.split() else None)
+    assert native._triton_lacks() == lacks
+    (tmp_path / "Python.h").unlink()
+    assert native._triton_lacks() == (lacks or f"no {tmp_path / 'Python.h'}")
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
@@ -103,3 +143,79 @@ def test_a_captured_step_has_them(name, monkeypatch):
         # what is within the gated one is shown
         assert not set(calls) - PLAIN
         assert "blocks.0.attn.q" in seen or name == "mamba-2"
+
+
+def wrong(x, w, b, *, out, activation=None):
+    return 1.5 * product(x, w, b, out=out, activation=activation)
+
+
+def broken(*args, **rest):
+    raise RuntimeError("no kernel image\nfor this device")
+
+
+def full(*args, **rest):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """`started(product)`: sessions of a small model on both devices; the card has that product."""
+
+    def start(product, dtype=torch.float32):
+        made_of = SimpleNamespace(
+            attend_one=attend_one, normalize=normalize, product=product, packed_product=broken,
+            routed_product=broken,
+        )  # fmt: skip
+        monkeypatch.setattr(on_card, "_modules", lambda: (made_of,) * 3)
+        here = random_decoder(MODELS["llama"], dtype)
+        return sessions(here, put(here, card, dtype), [[5, 9, 2, 7], [3, 1]])
+
+    monkeypatch.setattr(on_card, "kernels", on_card.kernels.__wrapped__)
+    calls.clear()
+    with torch.inference_mode(), Card() as card:
+        yield start
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (product, ""),
+        (wrong, "their logits differ from PyTorch's by "),
+        (broken, "`product` failed: no kernel image"),
+    ],
+)
+def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, started, caplog):
+    """If they differ, PyTorch computes everything, and a line on stderr says so."""
+    ordinary, captured = started(kernel, dtype)
+    calls.clear()
+    tokens = ids(2, 4)
+    narrow = dtype == torch.bfloat16
+    same(decoded(captured, tokens), decoded(ordinary, tokens), 0.2 if narrow else 1e-4)
+    assert set(captured.state.recorded) == {(1, 8)}
+    assert bool(calls) == (not why)
+    assert native.TRITON_STATE.checked == (not why)
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == bool(why)
+    if why:
+        assert native.TRITON_STATE.off.startswith(why)
+        assert said[0] == f"warning: Triton's kernels are off: {native.TRITON_STATE.off}"
+    if kernel is wrong:
+        bound = "nats, allowed are 0.05" if narrow else "of the largest logit, allowed are 5e-05"
+        assert re.search(rf"by \d\S* {bound}$", said[0])
+
+
+def test_a_kernel_that_fails_in_a_capture(started, caplog):
+    """The step is computed without it. Out of memory is no failure of a kernel."""
+    ordinary, captured = started(product)
+    made_of = on_card._modules()[0]
+    tokens = ids(2, 4)
+    same(decoded(captured, tokens[:, :1]), decoded(ordinary, tokens[:, :1]), 1e-4)
+    made_of.product = full
+    with pytest.raises(torch.OutOfMemoryError):
+        decoded(captured, tokens[:, 1:2], tap=lambda name, tensor: None)
+    assert not native.TRITON_STATE.off
+    made_of.product = broken
+    same(decoded(captured, tokens[:, 1:]), decoded(ordinary, tokens[:, 1:]), 1e-4)
+    assert captured.decoder.steps.off == "the capture failed: `product` failed: no kernel image"
+    assert len(caplog.records) == 1
