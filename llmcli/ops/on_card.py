@@ -26,7 +26,7 @@ _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 # Supported dtypes, and the allowed distance of logits from those of PyTorch's operations: a share
 # of the largest logit in float32, the KL divergence in nats in 16 bits. Rounding stays far below.
-_BOUNDS = {torch.float32: 5e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
+_TAKEN = {torch.float32: 5e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
 
 
 class KernelFailed(LlmcliError, RuntimeError):
@@ -37,23 +37,20 @@ class KernelFailed(LlmcliError, RuntimeError):
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`.
+    """The functions of `_kernels`. They raise KernelFailed, as this does if the import fails."""
+    made = _guarded("import triton", _kernels)()
+    return SimpleNamespace(**{name: _guarded(name, call) for name, call in vars(made).items()})
 
-    They raise KernelFailed, and so does this if Triton cannot be imported.
-    """
-    attention, packed, products = _guarded("import triton", _modules)()
-    made = SimpleNamespace(
+
+def _kernels() -> SimpleNamespace:
+    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`."""
+    from llmcli.kernels.triton import attention, packed, products
+
+    return SimpleNamespace(
         attend_one=attention.attend_one, normalize=products.normalize,
         product=products.product, packed_product=packed.packed_product,
         routed_product=packed.routed_product,
     )  # fmt: skip
-    return SimpleNamespace(**{name: _guarded(name, call) for name, call in vars(made).items()})
-
-
-def _modules() -> tuple[Any, ...]:
-    from llmcli.kernels.triton import attention, packed, products
-
-    return attention, packed, products
 
 
 def _guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +98,7 @@ def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
     else:
         unit = "of the largest logit"
         off_N = (found_NV - exact_NV).abs().amax(-1) / exact_NV.abs().amax()
-    off, bound = float(off_N.median()), _BOUNDS[dtype]
+    off, bound = float(off_N.median()), _TAKEN[dtype]
     state.checked = off <= bound
     if not state.checked:
         _turn_off(f"their logits differ from PyTorch's by {off:.2g} {unit}, allowed are {bound}")
@@ -109,12 +106,12 @@ def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
 
 def checks(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a decoder in `dtype` on `device` uses kernels, which must be checked."""
-    return device.type == "cuda" and dtype in _BOUNDS
+    return device.type == "cuda" and dtype in _TAKEN
 
 
 def takes(x: Tensor, group: str = "products") -> bool:
     """Whether a group of kernels is on and supports `x`: its device and dtype."""
-    return x.is_cuda and x.dtype in _BOUNDS and group in native.triton()
+    return x.is_cuda and x.dtype in _TAKEN and group in native.triton()
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:

@@ -110,7 +110,7 @@ def product(x, w, b, *, out, activation=None):
 def normalize(x, norm, out):
     calls.append("norm")
     w, b, eps, kind, offset = norm
-    w = torch.ones(x.shape[1], device=x.device) if w is None else w + offset
+    w = torch.ones(x.shape[1], device=x.device) if w is None else w.float() + offset
     if kind == 2:
         return F.layer_norm(x, w.shape, w, b, eps).to(out)
     return F.rms_norm(x, w.shape, w, eps).to(out)
@@ -166,7 +166,7 @@ def started(monkeypatch):
             attend_one=attend_one, normalize=normalize, product=product, packed_product=broken,
             routed_product=broken,
         )  # fmt: skip
-        monkeypatch.setattr(on_card, "_modules", lambda: (made_of,) * 3)
+        monkeypatch.setattr(on_card, "_kernels", lambda: made_of)
         here = random_decoder(MODELS["llama"], dtype)
         return sessions(here, put(here, card, dtype), [[5, 9, 2, 7], [3, 1]])
 
@@ -208,7 +208,7 @@ def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, starte
 def test_a_kernel_that_fails_in_a_capture(started, caplog):
     """The step is computed without it. Out of memory is no failure of a kernel."""
     ordinary, captured = started(product)
-    made_of = on_card._modules()[0]
+    made_of = on_card._kernels()
     tokens = ids(2, 4)
     same(decoded(captured, tokens[:, :1]), decoded(ordinary, tokens[:, :1]), 1e-4)
     made_of.product = full
