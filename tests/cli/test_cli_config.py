@@ -344,7 +344,7 @@ def kernels(monkeypatch):
     native.level.cache_clear()
 
 
-def test_the_level_of_the_kernels_is_named(cli, kernels):
+def test_the_kernels_are_named(cli, kernels, monkeypatch):
     native.level.cache_clear()
     found, document = settings(cli)
     assert found["kernels"] == (None, "default")
@@ -353,6 +353,9 @@ def test_the_level_of_the_kernels_is_named(cli, kernels):
     kernels("off")
     found, document = settings(cli)
     assert found["kernels"][0] == document["environment"]["kernel_level"] == "off"
+    monkeypatch.setattr(native, "_groups", native._groups.__wrapped__)
+    monkeypatch.setattr("llmcli.measure.machine._nvidia_files", lambda: ("NVIDIA H100",))
+    assert "kernels    off · Triton off\n" in cli("env").out
 
 
 @pytest.mark.parametrize("argv", [("env",), ("tokens", "-m", "tiny", "a"), ("info", "-m", "tiny")])
