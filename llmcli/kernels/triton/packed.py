@@ -141,7 +141,7 @@ def numbers(base, unit, i, there, FORMAT: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def packed_kernel(
-    x, w, bias, out, expert, row, columns, outputs, w_row, each,
+    x, w, bias, out, expert, row, columns, outputs, w_row, bias_row, each,
     FORMAT: tl.constexpr, BYTES: tl.constexpr, PER_BLOCK: tl.constexpr, DISTANCE: tl.constexpr,
     BIAS: tl.constexpr, ROUTED: tl.constexpr, ROW: tl.constexpr, ROWS: tl.constexpr,
     UNITS: tl.constexpr,
@@ -155,7 +155,7 @@ def packed_kernel(
     if ROUTED:
         own = tl.load(expert + m).to(tl.int64)
         w += own * outputs * w_row
-        bias += own * outputs
+        bias += own * bias_row
         source = tl.load(row + m) if ROW else m // each
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, 16)[None, None, :]
@@ -202,7 +202,7 @@ def packed_product(
     y_MN = torch.empty(rows, len(raw_Nr), device=x_MK.device, dtype=out)
     packed_kernel[(triton.cdiv(len(raw_Nr), ROWS), rows)](
         x_MK.contiguous(), raw_Nr, x_MK if bias_N is None else bias_N, y_MN, x_MK, x_MK, columns,
-        len(raw_Nr), raw_Nr.stride(0), 1, BIAS=bias_N is not None, ROUTED=False, ROW=False,
+        len(raw_Nr), raw_Nr.stride(0), 0, 1, BIAS=bias_N is not None, ROUTED=False, ROW=False,
         **constants(format),
     )  # fmt: skip
     return y_MN
@@ -218,8 +218,9 @@ def routed_product(
     y_PN = torch.empty(pairs, outputs, device=x_MK.device, dtype=out)
     packed_kernel[(triton.cdiv(outputs, ROWS), pairs)](
         x_MK.contiguous(), raw_ENr.contiguous(), x_MK if bias_EN is None else bias_EN, y_PN,
-        expert_P, x_MK if row_P is None else row_P, columns, outputs, raw_ENr.stride(1), each,
-        BIAS=bias_EN is not None, ROUTED=True, ROW=row_P is not None, **constants(format),
+        expert_P, x_MK if row_P is None else row_P, columns, outputs, raw_ENr.stride(1),
+        0 if bias_EN is None else bias_EN.stride(0), each, BIAS=bias_EN is not None, ROUTED=True,
+        ROW=row_P is not None, **constants(format),
     )  # fmt: skip
     return y_PN
 
