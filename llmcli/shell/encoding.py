@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.records.numbers import did_you_mean
-from llmcli.shell.conversations import (
-    GivenConversation,
-    GivenMessage,
-    Transcript,
-    variable_names,
-)
 from llmcli.shell.documents import check_value, too_deep
 from llmcli.shell.options import PROMPT
 from llmcli.shell.params import opt
@@ -35,6 +29,8 @@ VARIABLE = "A variable of the chat template, such as enable_thinking=false; repe
 
 def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
     """The values of `--set`; raises UsageError for what is no `NAME=VALUE`."""
+    from llmcli.shell.conversations import variable_names
+
     found = {}
     for one in given or ():
         name, equals, value = text_argument(one, "`--set`").partition("=")
@@ -157,6 +153,8 @@ class ChatOptions:
                     hint="leave it out: the text is then continued as it stands",
                 )
             return None
+        from llmcli.shell.conversations import GivenConversation, GivenMessage
+
         given = prompt.conversation or GivenConversation(
             messages=(GivenMessage(role="user", content=prompt.text or ""),)
         )
@@ -228,10 +226,13 @@ def _encoded_chat(
 ) -> list[int]:
     """Applies the chat template; answers of a transcript keep the ids that the model wrote."""
     saved, template = prompt.conversation, tokenizer.chat_template
-    if template is None or not (isinstance(saved, Transcript) and saved.is_of(model)):
+    if saved is None or template is None:
         return tokenizer.encode_chat(**given)
     from llmcli.engine.messages import AnswerIds
+    from llmcli.shell.conversations import Transcript
 
+    if not (isinstance(saved, Transcript) and saved.is_of(model)):
+        return tokenizer.encode_chat(**given)
     answers = AnswerIds(tokenizer, model.eos_ids)
     text = template.render(**given)
     return answers.encoded([answers.checked(one) for one in saved.messages], text)

@@ -21,7 +21,6 @@ from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
-from llmcli.measure import machine
 from llmcli.records.document import ViewCheck, checks_document, members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
@@ -208,6 +207,8 @@ class Output:
         environment: Environment | None,
     ) -> dict[str, Any]:
         """The document that `document` writes."""
+        from llmcli.measure import machine
+
         return {
             "schema": f"llmcli.{self.command}/1",
             "model": model,

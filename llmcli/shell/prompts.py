@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.records.document import APART, OPTIONAL
-from llmcli.shell.conversations import Conversation, is_conversation, read_conversation
 from llmcli.shell.documents import MOST, decoded, parse, read_text
 from llmcli.shell.exits import tell
 from llmcli.shell.options import GivenPromptOptions, PromptOptions
 
 if TYPE_CHECKING:
+    from llmcli.shell.conversations import Conversation
     from llmcli.text import Tokenizer
 
 BUILTIN = "In the beginning"
@@ -93,6 +93,8 @@ def _conversation(path: str | None) -> Conversation | None:
     """The conversation in a file whose name ends in .json; None for any other text."""
     if path is None or not path.lower().endswith(".json"):
         return None
+    from llmcli.shell.conversations import is_conversation, read_conversation
+
     text, where = read_text(path), f"`{path}`"
     try:
         value = parse(text, where)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.records.numbers import counted
-from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import MODEL, ModelOptions
 from llmcli.shell.output import Output
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from llmcli.prepare.ahead import Prefetcher
     from llmcli.prepare.prepared import PrecisionOptions, Prepared
     from llmcli.records.info import Device
+    from llmcli.records.text import PhasePeak
 
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
@@ -97,6 +97,7 @@ def load_model(
     """
     from llmcli.graph.precision import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
+    from llmcli.records.text import PhasePeak
 
     options.check()
     checkpoint, open_s = opened(options, out, spec)

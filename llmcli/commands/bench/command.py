@@ -24,7 +24,6 @@ from llmcli.commands.bench.report.plan import (
 from llmcli.commands.bench.report.settings import SweptOptions
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
-from llmcli.measure.machine import environment, program_output
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
@@ -298,6 +297,7 @@ def build_info() -> BuildInfo:
     llama-bench's number counts the commits, and so does ours in a checkout.
     """
     from llmcli.commands.bench.report.row import BuildInfo
+    from llmcli.measure.machine import environment
 
     machine = environment()
     root = Path(llmcli.__file__).resolve().parents[1]
@@ -318,4 +318,6 @@ def build_info() -> BuildInfo:
 @cache
 def _git(root: Path, *words: str) -> str:
     """What git prints, nothing where it is not installed or refuses."""
+    from llmcli.measure.machine import program_output
+
     return (program_output("git", "-C", str(root), *words, seconds=_GIT_SECONDS) or "").strip()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
-from llmcli.shell.conversations import ChatSettings, check_replaceable, real_path, state_of
 from llmcli.shell.encoding import SYSTEM, VARIABLE, check_name, template_variables
 from llmcli.shell.exits import Stopped
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
@@ -92,6 +91,7 @@ def command(
     """
     from llmcli.commands.chat.slash import converse
     from llmcli.commands.chat.typed import with_files
+    from llmcli.shell.conversations import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
@@ -135,6 +135,7 @@ def _chat(
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
+    from llmcli.shell.conversations import ChatSettings
 
     seed, drawn = model.sampling_seed()
     limited = options.max_tokens is not None

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from llmcli.errors import UsageError
 from llmcli.records.ranges import Range
 from llmcli.shell.configuration import names_from_file
-from llmcli.shell.conversations import read_conversation
 from llmcli.shell.documents import check_value, not_empty, parse, read, read_text
 from llmcli.shell.encoding import ChatOptions, check_fits, encode, named
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
@@ -110,6 +109,8 @@ def read_batch(path: str) -> list[Prompt]:
     A line is a string, {"prompt": …}, {"ids": […]} or {"messages": […]}. Empty lines are skipped.
     Raises UsageError with the line's number for anything else.
     """
+    from llmcli.shell.conversations import read_conversation
+
     text = read_stdin(sys.stdin) if path == "-" else read_text(path)
     prompts = []
     for number, line in enumerate(text.split("\n"), 1):

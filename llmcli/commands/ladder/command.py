@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import CpuContention
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import Stopped
@@ -103,6 +102,8 @@ def command(
     exact = replace(model, dtype="float32") if model.dtype == "auto" else model
     loaded = load_model(exact, out, text=text, check=check).model
     from torch import get_num_threads  # loaded with the model
+
+    from llmcli.measure.machine import CpuContention
 
     if ladder.save is not None:
         check_target(ladder.save)

@@ -8,10 +8,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
 from llmcli.records.numbers import did_you_mean
-from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from llmcli.config.model import ModelConfig
     from llmcli.graph.precision import Precision
     from llmcli.graph.spec import Kind
+    from llmcli.records.text import Token
     from llmcli.shell.prompts import Prompt
 
 TOKENS = 12  # of the example prompt, where none is given
@@ -152,6 +151,7 @@ def command(
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
     from llmcli.commands.shapes import measure, view
+    from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.prepared import prepare
 
     out = Output("shapes", output)
