@@ -125,7 +125,7 @@ def _groups() -> tuple[str, ...] | str:
     groups = tuple(wanted.split(",")) if wanted else GROUPS
     if not set(groups) <= set(GROUPS):
         raise UsageError(
-            f"`{TRITON_VARIABLE}={wanted}` are not groups of Triton's kernels",
+            f"`{TRITON_VARIABLE}={wanted}` does not name groups of Triton's kernels",
             hint=f"set it to off, or to some of {','.join(GROUPS)}, or unset it",
         )
     lacking = _triton_lacks()

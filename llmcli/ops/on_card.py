@@ -101,7 +101,7 @@ def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
     off, bound = float(off_N.median()), _TAKEN[dtype]
     state.checked = off <= bound
     if not state.checked:
-        _turn_off(f"their logits differ from PyTorch's by {off:.2g} {unit}, allowed are {bound}")
+        _turn_off(f"their logits differ from PyTorch's by {off:.2g} {unit}, allowed {bound}")
 
 
 def checks(device: torch.device, dtype: torch.dtype) -> bool:

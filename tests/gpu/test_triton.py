@@ -52,7 +52,7 @@ SWITCHES = [
     ("packed", "portable", "", "packed (checked when a model first runs)"),
     ("products,attention", "", "", "products, attention (checked when a model first runs)"),
     ("", "triton", "", UsageError("`LLMCLI_KERNELS=triton` is not a level")),
-    ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` are not groups of Triton's kernels")),
+    ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` does not name groups of Triton's kernels")),
     ("packed", "", "not installed", UsageError("for `LLMCLI_TRITON=packed`: not installed")),
 ]
 
@@ -201,7 +201,7 @@ def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, starte
         assert native.TRITON_STATE.off.startswith(why)
         assert said[0] == f"warning: Triton's kernels are off: {native.TRITON_STATE.off}"
     if kernel is wrong:
-        bound = "nats, allowed are 0.05" if narrow else "of the largest logit, allowed are 5e-05"
+        bound = "nats, allowed 0.05" if narrow else "of the largest logit, allowed 5e-05"
         assert re.search(rf"by \d\S* {bound}$", said[0])
 
 
