@@ -16,7 +16,7 @@ from llmcli.config.attention import DynamicScaling, LongRopeScaling
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Block
 from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
-from llmcli.devices import DTYPES, available_bytes
+from llmcli.devices import available_bytes
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Rotate
@@ -122,7 +122,6 @@ class Decoder:
         # the host knows.
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         self.first_bucket = FIRST_BUCKET
-        self._unchecked = on_card.checks(self.device, self.dtype)
         attentions = [one.attention for one in config.layers if one.attention is not None]
         shared = {one.kv.layer for one in attentions} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
@@ -215,8 +214,6 @@ class Decoder:
         """
         if edits:
             _check_edits(self.config, edits)
-        if self._unchecked and native.triton() and not torch.compiler.is_compiling():
-            self._check_kernels(ids_BT[:1, -1:])
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
@@ -244,9 +241,14 @@ class Decoder:
             state.advance(step.lengths, step.totals)
         return out
 
-    def _check_kernels(self, ids_11: Tensor) -> None:
-        """`on_card.check` of computed steps that read a token after made-up states."""
-        self._unchecked = False
+    @inference
+    def check_kernels(self) -> None:
+        """`on_card.check` of computed steps after made-up states, if this decoder uses kernels.
+
+        Loading calls it, so that no measured pass contains it. Raises OutOfMemory like a pass.
+        """
+        if not on_card.checks(self.device, self.dtype):
+            return
         cached, more = _CHECKED
         slots = min(cached + more, self.config.embedding.positions or cached + more)
 
@@ -255,11 +257,11 @@ class Decoder:
             for one in state.tensors().values():
                 one.copy_(torch.arange(one.numel(), device=one.device).sin().view(one.shape))
             state.advance([slots - more])
-            logits = [self(ids_11, state, clock=lambda name: None) for _ in range(more)]
+            ids_T = torch.arange(1, 1 + more, device=self.device) % self.config.vocab
+            logits = [self(one, state, clock=lambda name: None) for one in ids_T.view(-1, 1, 1)]
             return torch.cat(logits, 1)[0]
 
-        dtypes = self.dtype, DTYPES[self.precision.cache]
-        on_card.check(steps, min(dtypes, key=lambda dtype: dtype.itemsize))
+        on_card.check(steps, min(self.dtype, self.cache_dtype, key=lambda dtype: dtype.itemsize))
 
     def _pass(
         self, ids_BT: Tensor, state: State | None, step: Step, logits: Logits, until: int | None

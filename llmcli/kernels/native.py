@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -34,11 +36,12 @@ class TritonState:
     """What this process knows of Triton's kernels.
 
     `checked`: they agreed with PyTorch's operations (`ops.on_card.check`). `off`: why they are not
-    used, empty if they are.
+    used, empty if they are. `warn` is called when they are turned off; commands write a note.
     """
 
     checked: bool = False
     off: str = ""
+    warn: Callable[[str], object] = warnings.warn
 
 
 TRITON_STATE = TritonState()
@@ -69,10 +72,10 @@ def level() -> str | None:
     if wanted == "off":
         return None
     if wanted and wanted not in LEVELS:
-        raise UsageError(
-            f"`{VARIABLE}={wanted}` is not a level of the kernels",
-            hint=f"set it to off, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, or unset it",
-        )
+        hint = f"set it to off, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, or unset it"
+        if wanted == TRITON:
+            hint = f"unset it: Triton's kernels are on by default; {TRITON_VARIABLE} selects them"
+        raise UsageError(f"`{VARIABLE}={wanted}` is not a level of the kernels", hint=hint)
     library = _library()
     if isinstance(library, str):
         if wanted:
@@ -112,7 +115,7 @@ def triton_status() -> str:
         return groups
     if TRITON_STATE.off:
         return f"off ({TRITON_STATE.off})"
-    checked = "checked" if TRITON_STATE.checked else "checked when a model first runs"
+    checked = "checked" if TRITON_STATE.checked else "checked when a model is loaded"
     return f"{', '.join(groups)} ({checked})"
 
 
@@ -120,14 +123,14 @@ def triton_status() -> str:
 def _groups() -> tuple[str, ...] | str:
     """The groups that $LLMCLI_TRITON selects, by default all, or why there are none."""
     wanted = os.environ.get(TRITON_VARIABLE, "")
-    if "off" in (wanted, _wanted()):
-        return "off"
-    groups = tuple(wanted.split(",")) if wanted else GROUPS
-    if not set(groups) <= set(GROUPS):
+    groups = tuple(wanted.replace(" ", "").split(",")) if wanted else GROUPS
+    if wanted != "off" and not set(groups) <= set(GROUPS):
         raise UsageError(
             f"`{TRITON_VARIABLE}={wanted}` does not name groups of Triton's kernels",
             hint=f"set it to off, or to some of {','.join(GROUPS)}, or unset it",
         )
+    if "off" in (wanted, _wanted()):
+        return "off"
     lacking = _triton_lacks()
     if wanted and lacking:
         raise UsageError(
@@ -146,7 +149,7 @@ def _triton_lacks() -> str:
         return "not installed"
     if not (os.environ.get("CC") or which("gcc") or which("clang")):  # as it looks for one
         return "no C compiler"
-    header = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
     return "" if header.exists() else f"no {header}"
 
 

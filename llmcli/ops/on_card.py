@@ -1,12 +1,11 @@
 """Operations on few rows by Triton's kernels on a CUDA device; $LLMCLI_TRITON selects them.
 
 Tests without a GPU check that they compile and agree with PyTorch. Their speed has not been
-measured, and no card has run them: a decoder's first pass begins with a `check`.
+measured, and no card has run them: loading a model ends with a `check`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from types import SimpleNamespace
@@ -46,11 +45,22 @@ def _kernels() -> SimpleNamespace:
     """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`."""
     from llmcli.kernels.triton import attention, packed, products
 
-    return SimpleNamespace(
-        attend_one=attention.attend_one, normalize=products.normalize,
-        product=products.product, packed_product=packed.packed_product,
-        routed_product=packed.routed_product,
+    made = (
+        attention.attend_one, products.normalize, products.product, packed.packed_product,
+        packed.routed_product,
     )  # fmt: skip
+    return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
+
+
+def _launched(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """With the device of the first argument as the current one, on which Triton launches."""
+
+    @wraps(kernel)
+    def launch(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch.cuda.device(x.device):
+            return kernel(x, *args, **kwargs)
+
+    return launch
 
 
 def _guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,6 +70,8 @@ def _guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
+        except KernelFailed:
+            raise
         except Exception as error:
             if as_out_of_memory(error) is not None:
                 raise
@@ -72,24 +84,26 @@ def _guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _turn_off(why: str) -> None:
     native.TRITON_STATE.off = why
-    logging.getLogger(__name__).warning("warning: Triton's kernels are off: %s", why)
+    native.TRITON_STATE.warn(f"Triton's kernels are off: {why}")
 
 
 def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
     """Compare logits `[N, V]` of `steps` with those by PyTorch's operations.
 
     If the median distance exceeds the bound of `dtype`, or a kernel fails, the kernels are off for
-    this process, with a warning on stderr. A median, since in 16 bits a router near a tie may
-    choose other experts in one of the steps.
+    this process, with a warning. A median, since in 16 bits a router near a tie may choose other
+    experts in one of the steps. Logits that are not finite without them show nothing.
     """
     state = native.TRITON_STATE
     state.off = "being checked"
     try:
-        exact_NV = steps().double()
+        exact_NV = steps().double().cpu()
     finally:
         state.off = ""
-    try:
-        found_NV = steps().double()
+    if not exact_NV.isfinite().all():
+        return
+    try:  # a kernel's error may come with the copy
+        found_NV = _guarded("a step", lambda: steps().double().cpu())()
     except KernelFailed:
         return
     if dtype.itemsize < 4:
@@ -106,7 +120,7 @@ def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
 
 def checks(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a decoder in `dtype` on `device` uses kernels, which must be checked."""
-    return device.type == "cuda" and dtype in _TAKEN
+    return device.type == "cuda" and dtype in _TAKEN and bool(native.triton())
 
 
 def takes(x: Tensor, group: str = "products") -> bool:

@@ -6,6 +6,7 @@ Each in a process of its own: whether kernels are interpreted is settled when th
 import os
 import re
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,14 +44,14 @@ def test_twins_and_targets(file, interpreted, tmp_path):
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
 
 
-ALL = "attention, products, packed (checked when a model first runs)"
+ALL = "attention, products, packed (checked when a model is loaded)"
 SWITCHES = [
     ("", "", "", ALL),
     ("", "", "no C compiler", "no C compiler"),
     ("off", "", "", "off"),
     ("", "off", "", "off"),
-    ("packed", "portable", "", "packed (checked when a model first runs)"),
-    ("products,attention", "", "", "products, attention (checked when a model first runs)"),
+    ("packed", "portable", "", "packed (checked when a model is loaded)"),
+    ("products,attention", "", "", "products, attention (checked when a model is loaded)"),
     ("", "triton", "", UsageError("`LLMCLI_KERNELS=triton` is not a level")),
     ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` does not name groups of Triton's kernels")),
     ("packed", "", "not installed", UsageError("for `LLMCLI_TRITON=packed`: not installed")),
@@ -84,12 +85,40 @@ def test_they_are_on_unless_they_are_switched_off(groups, level, lacks, status, 
 def test_what_triton_needs(tools, lacks, monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     (tmp_path / "Python.h").touch()
-    monkeypatch.setattr("sysconfig.get_config_var", {"INCLUDEPY": str(tmp_path)}.get)
+    monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
     monkeypatch.setattr(native, "find_spec", lambda name: name if name in tools.split() else None)
     monkeypatch.setattr("shutil.which", lambda name: name if name in tools.split() else None)
     assert native._triton_lacks() == lacks
     (tmp_path / "Python.h").unlink()
     assert native._triton_lacks() == (lacks or f"no {tmp_path / 'Python.h'}")
+
+
+def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
+    """It need not be the current one, which Triton takes."""
+    inside, seen, x = [], [], torch.ones(1, 8)
+
+    @contextmanager
+    def current(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    class Kernels:
+        def __getattr__(self, name):
+            def kernel(x):
+                seen.append((name, inside == [x.device]))
+
+            kernel.__name__ = name
+            return kernel
+
+    modules = SimpleNamespace(attention=Kernels(), packed=Kernels(), products=Kernels())
+    monkeypatch.setitem(sys.modules, "llmcli.kernels.triton", modules)
+    monkeypatch.setattr(torch.cuda, "device", current)
+    kernels = vars(on_card._kernels())
+    for call in kernels.values():
+        call(x)
+    assert seen == [(name, True) for name in kernels]
+    assert len(seen) == 5
 
 
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
@@ -173,6 +202,8 @@ def started(monkeypatch):
     monkeypatch.setattr(on_card, "kernels", on_card.kernels.__wrapped__)
     calls.clear()
     with torch.inference_mode(), Card() as card:
+        start.notes = []
+        native.TRITON_STATE.warn = start.notes.append
         yield start
 
 
@@ -185,9 +216,10 @@ def started(monkeypatch):
         (broken, "`product` failed: no kernel image"),
     ],
 )
-def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, started, caplog):
-    """If they differ, PyTorch computes everything, and a line on stderr says so."""
+def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, started):
+    """If they differ, PyTorch computes everything, and a note says so."""
     ordinary, captured = started(kernel, dtype)
+    assert "product" in calls or kernel is not product
     calls.clear()
     tokens = ids(2, 4)
     narrow = dtype == torch.bfloat16
@@ -195,17 +227,17 @@ def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, starte
     assert set(captured.state.recorded) == {(1, 8)}
     assert bool(calls) == (not why)
     assert native.TRITON_STATE.checked == (not why)
-    said = [one.getMessage() for one in caplog.records]
+    said = started.notes
     assert len(said) == bool(why)
     if why:
         assert native.TRITON_STATE.off.startswith(why)
-        assert said[0] == f"warning: Triton's kernels are off: {native.TRITON_STATE.off}"
+        assert said[0] == f"Triton's kernels are off: {native.TRITON_STATE.off}"
     if kernel is wrong:
         bound = "nats, allowed 0.05" if narrow else "of the largest logit, allowed 5e-05"
         assert re.search(rf"by \d\S* {bound}$", said[0])
 
 
-def test_a_kernel_that_fails_in_a_capture(started, caplog):
+def test_a_kernel_that_fails_in_a_capture(started):
     """The step is computed without it. Out of memory is no failure of a kernel."""
     ordinary, captured = started(product)
     made_of = on_card._kernels()
@@ -218,4 +250,4 @@ def test_a_kernel_that_fails_in_a_capture(started, caplog):
     made_of.product = broken
     same(decoded(captured, tokens[:, 1:]), decoded(ordinary, tokens[:, 1:]), 1e-4)
     assert captured.decoder.steps.off == "the capture failed: `product` failed: no kernel image"
-    assert len(caplog.records) == 1
+    assert len(started.notes) == 1
