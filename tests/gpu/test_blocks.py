@@ -268,6 +268,28 @@ def test_a_file_is_loaded_as_it_is(free):
         assert F.kl_div(found, sought, log_target=True, reduction="sum") < 0.01
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_loading_checks_the_kernels(fails, free, monkeypatch):
+    """If they fail, weights stay in blocks, and PyTorch computes their products."""
+
+    def broken(*args):
+        raise RuntimeError("no kernel image")
+
+    if fails:
+        monkeypatch.setattr(on_card, "product_of_blocks", broken)
+    given, notes = torch.tensor([[5, 9, 2]]), []
+    sought = load("tiny", device="cpu", dtype="float32").decoder(given)[0, 1:].log_softmax(-1)
+    with torch.inference_mode(), Card():
+        native.TRITON_STATE.warn = notes.append
+        model = load("tiny", device="cuda", quantize="int8")
+        assert native.TRITON_STATE.checked == (not fails)
+        assert bool(calls) == (not fails)
+        assert isinstance(model.decoder.weight("blocks.0.attn.W_q"), FileLayoutWeight)
+        found = model.decoder(given.to("cuda")).cpu()[0, 1:].log_softmax(-1)
+    assert notes == ["Triton's kernels are off: `a step` failed: no kernel image"] * fails
+    assert F.kl_div(found, sought, log_target=True, reduction="sum") < 0.01
+
+
 def test_drawn_numbers_are_quantized():
     config, formats = MODELS["keys that are dense"]
     decoder = in_blocks(config, formats, "cpu")

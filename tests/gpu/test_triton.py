@@ -51,8 +51,9 @@ SWITCHES = [
     ("off", "", "", "off"),
     ("", "off", "", "off"),
     ("packed", "portable", "", "packed (checked when a model is loaded)"),
-    ("products,attention", "", "", "products, attention (checked when a model is loaded)"),
-    ("", "triton", "", UsageError("`LLMCLI_KERNELS=triton` is not a level")),
+    ("products, attention", "", "", "products, attention (checked when a model is loaded)"),
+    ("", "triton", "", UsageError("is not a level", hint="LLMCLI_TRITON selects them")),
+    ("fast", "off", "", UsageError("`LLMCLI_TRITON=fast` does not name groups")),
     ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` does not name groups of Triton's kernels")),
     ("packed", "", "not installed", UsageError("for `LLMCLI_TRITON=packed`: not installed")),
 ]
@@ -67,8 +68,9 @@ def test_they_are_on_unless_they_are_switched_off(groups, level, lacks, status, 
     monkeypatch.setattr(native, "_triton_lacks", lambda: lacks)
     monkeypatch.setattr(native, "TRITON_STATE", native.TritonState())
     if isinstance(status, UsageError):
-        with pytest.raises(UsageError, match=status.message):
+        with pytest.raises(UsageError, match=status.message) as raised:
             native.check()
+        assert (status.hint or "") in raised.value.hint
         return
     native.check()
     assert native.triton_status() == status
@@ -235,6 +237,30 @@ def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, starte
     if kernel is wrong:
         bound = "nats, allowed 0.05" if narrow else "of the largest logit, allowed 5e-05"
         assert re.search(rf"by \d\S* {bound}$", said[0])
+
+
+@pytest.mark.parametrize(
+    ("without", "steps", "why"),
+    [
+        (torch.nan, torch.nan, ""),
+        (1.0, torch.nan, "their logits differ from PyTorch's by nan of the largest logit"),
+        (1.0, RuntimeError("illegal memory access"), "`a step` failed: illegal memory access"),
+    ],
+)
+def test_numbers_that_are_not_finite_and_late_errors(without, steps, why, started):
+    """A kernel's error may come after its launch; logits that have no numbers show nothing."""
+
+    def logits():
+        if not native.TRITON_STATE.off:
+            if isinstance(steps, RuntimeError):
+                raise steps
+            return torch.full((3, 5), steps)
+        return torch.full((3, 5), without)
+
+    on_card.check(logits, torch.float32)
+    assert native.TRITON_STATE.off.startswith(why)
+    assert bool(native.TRITON_STATE.off) == len(started.notes) == bool(why)
+    assert not native.TRITON_STATE.checked
 
 
 def test_a_kernel_that_fails_in_a_capture(started):
