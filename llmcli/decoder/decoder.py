@@ -25,6 +25,7 @@ from llmcli.kernels import native
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.state import LayerState, State, allocate
 from llmcli.nn.step import Clock, Edit, ReplayClock, RopeTables, Step, Tap
+from llmcli.ops import on_card
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
@@ -35,6 +36,9 @@ from llmcli.weights.weight import Weight
 Logits: TypeAlias = Literal["all", "last"]
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+
+# Cached tokens and steps by which Triton's kernels are checked: keys of two programs
+_CHECKED = 260, 3
 
 
 def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -240,6 +244,32 @@ class Decoder:
         if state is not None:  # last, so that a tap sees the previous lengths
             state.advance(step.lengths, step.totals)
         return out
+
+    @inference
+    def check_kernels(self) -> None:
+        """`on_card.check` of computed steps after made-up states, if this decoder uses kernels.
+
+        Loading calls it, so that no measured pass contains it. Raises OutOfMemory like a pass.
+        """
+        if not on_card.checks(self.device, self.dtype):
+            return
+        cached, more = _CHECKED
+        slots = min(cached + more, self.config.embedding.positions or cached + more)
+
+        def steps() -> Tensor:
+            state = self.new_state(1, slots)
+            for one in state.tensors().values():
+                one.copy_(torch.arange(one.numel(), device=one.device).sin().view(one.shape))
+            state.advance([slots - more])
+            ids_T = torch.arange(1, 1 + more, device=self.device) % self.config.vocab
+            return torch.cat([self(one, state) for one in ids_T.view(-1, 1, 1)], 1)[0]
+
+        recorder, self.steps.recorder = self.steps.recorder, None  # a clock would undo fusing
+        try:
+            narrowest = min(self.dtype, self.cache_dtype, key=lambda dtype: dtype.itemsize)
+            on_card.check(steps, narrowest)
+        finally:
+            self.steps.recorder = recorder
 
     def _pass(
         self, ids_BT: Tensor, state: State | None, step: Step, logits: Logits, until: int | None

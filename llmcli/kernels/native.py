@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,23 +20,38 @@ from typing import Any
 from llmcli.errors import UsageError, first_line
 
 VARIABLE = "LLMCLI_KERNELS"
+TRITON_VARIABLE = "LLMCLI_TRITON"
 # `enum level` in common.h
 LEVELS = ("portable", "avx2", "avx512", "vnni", "avx512bf16", "amx", "dotprod")
-TRITON = "triton"  # not a processor level; see `ops.on_card`
+# Triton's kernels for CUDA devices, in groups that can be switched: see `ops.on_card`
+TRITON = "triton"
+GROUPS = ("attention", "products", "packed", "sampling")
 _KEPT: list[Any] = []  # memory referenced by the library
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
 _VERSION = 29  # `llmcli_native_version` in levels.c
 
 
+@dataclass
+class TritonState:
+    """What this process knows of Triton's kernels.
+
+    `checked`: they agreed with PyTorch's operations (`ops.on_card.check`). `off`: why they are not
+    used, empty if they are. `warn` is called when they are turned off; commands write a note.
+    """
+
+    checked: bool = False
+    off: str = ""
+    warn: Callable[[str], object] = warnings.warn
+
+
+TRITON_STATE = TritonState()
+
+
 def check() -> None:
-    """Raise UsageError if the level in $LLMCLI_KERNELS is unknown or unavailable."""
+    """Raise UsageError if $LLMCLI_KERNELS or $LLMCLI_TRITON is unknown or unavailable."""
     if _wanted():
         level()
-    if wants_triton() and find_spec("triton") is None:
-        raise UsageError(
-            f"there is no Triton for `{VARIABLE}={TRITON}`",
-            hint=f"unset {VARIABLE}, or install triton beside PyTorch",
-        )
+    _groups()
 
 
 def status() -> str:
@@ -54,10 +72,10 @@ def level() -> str | None:
     if wanted == "off":
         return None
     if wanted and wanted not in LEVELS:
-        raise UsageError(
-            f"`{VARIABLE}={wanted}` is not a level of the kernels",
-            hint=f"set it to off, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, or unset it",
-        )
+        hint = f"set it to off, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, or unset it"
+        if wanted == TRITON:
+            hint = f"unset it: Triton's kernels are on by default; {TRITON_VARIABLE} selects them"
+        raise UsageError(f"`{VARIABLE}={wanted}` is not a level of the kernels", hint=hint)
     library = _library()
     if isinstance(library, str):
         if wanted:
@@ -84,9 +102,55 @@ def levels() -> list[str]:
     return [name for bit, name in enumerate(LEVELS) if bits >> bit & 1]
 
 
-def wants_triton() -> bool:
-    """Whether $LLMCLI_KERNELS selects the CUDA kernels; CPU kernels stay in use."""
-    return os.environ.get(VARIABLE) == TRITON
+def triton() -> tuple[str, ...]:
+    """The groups of Triton's kernels in use on CUDA devices. Raises UsageError like `check`."""
+    groups = _groups()
+    return () if TRITON_STATE.off or isinstance(groups, str) else groups
+
+
+def triton_status() -> str:
+    """These groups and whether they were checked, or why there are none; as `status`."""
+    groups = _groups()
+    if isinstance(groups, str):
+        return groups
+    if TRITON_STATE.off:
+        return f"off ({TRITON_STATE.off})"
+    checked = "checked" if TRITON_STATE.checked else "checked when a model is loaded"
+    return f"{', '.join(groups)} ({checked})"
+
+
+@cache
+def _groups() -> tuple[str, ...] | str:
+    """The groups that $LLMCLI_TRITON selects, by default all, or why there are none."""
+    wanted = os.environ.get(TRITON_VARIABLE, "")
+    groups = tuple(wanted.replace(" ", "").split(",")) if wanted else GROUPS
+    if wanted != "off" and not set(groups) <= set(GROUPS):
+        raise UsageError(
+            f"`{TRITON_VARIABLE}={wanted}` does not name groups of Triton's kernels",
+            hint=f"set it to off, or to some of {','.join(GROUPS)}, or unset it",
+        )
+    if "off" in (wanted, _wanted()):
+        return "off"
+    lacking = _triton_lacks()
+    if wanted and lacking:
+        raise UsageError(
+            f"there are no kernels for `{TRITON_VARIABLE}={wanted}`: {lacking}",
+            hint=f"unset {TRITON_VARIABLE}, or install what is missing",
+        )
+    return lacking or groups
+
+
+def _triton_lacks() -> str:
+    """What Triton needs to launch its kernels and is missing here; empty if nothing is."""
+    import sysconfig
+    from shutil import which
+
+    if find_spec("triton") is None:
+        return "not installed"
+    if not (os.environ.get("CC") or which("gcc") or which("clang")):  # as it looks for one
+        return "no C compiler"
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return "" if header.exists() else f"no {header}"
 
 
 def kernels_of(device: str) -> str | None:
@@ -96,11 +160,11 @@ def kernels_of(device: str) -> str | None:
     """
     if device == "cpu":
         return level()
-    return TRITON if device == "cuda" and wants_triton() else None
+    return TRITON if device == "cuda" and "packed" in triton() else None
 
 
 def _wanted() -> str:
-    return "" if wants_triton() else os.environ.get(VARIABLE, "")
+    return os.environ.get(VARIABLE, "")
 
 
 @cache

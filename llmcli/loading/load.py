@@ -105,6 +105,7 @@ def load_checkpoint(
         )
     if on.type == "cpu":
         devices.keep_freed_memory()
+    decoder.check_kernels()
     return Model(
         **vars(interface),
         decoder=decoder,

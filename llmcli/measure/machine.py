@@ -35,7 +35,7 @@ _MIB = 2**20
 def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
     """The environment header. `kernels`: names of those that computed the result.
 
-    Raises UsageError where $LLMCLI_KERNELS names a level that is not to be had.
+    Raises UsageError where $LLMCLI_KERNELS or $LLMCLI_TRITON names what is not to be had.
     """
     torch: Any = sys.modules.get("torch")
     loaded = torch is not None and hasattr(torch, "get_num_threads")
@@ -62,6 +62,7 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
         threads=torch.get_num_threads() if loaded else None,
         kernels=kernels,
         kernel_level=native.status(),
+        triton=native.triton_status(),
     )
 
 

@@ -1,7 +1,7 @@
-"""Operations on few rows by Triton kernels on a CUDA device, if $LLMCLI_KERNELS is `triton`.
+"""Operations on few rows by Triton's kernels on a CUDA device; $LLMCLI_TRITON selects them.
 
-They are off by default: tests without a GPU check that they compile and agree with PyTorch, but
-their speed has not been measured.
+Tests without a GPU check that they compile and agree with PyTorch. Their speed has not been
+measured, and no card has run them: loading a model ends with a `check`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from llmcli.config.attention import Window
 from llmcli.config.mlp import Activation
+from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.kernels import native
 from llmcli.kernels.program import Pairs
 
@@ -27,14 +28,26 @@ _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _MOST_TOKENS = 64  # kept by top-k: each takes a pass over the keys
 _MOST_LATENT = (576, 512)  # of queries and values in 16 bits, where shared memory suffices
-_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+# Supported dtypes, and the allowed distance of logits from those of PyTorch's operations: a share
+# of the largest logit in float32, the KL divergence in nats in 16 bits. Rounding stays far below.
+_TAKEN = {torch.float32: 5e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
+
+
+class KernelFailed(LlmcliError, RuntimeError):
+    """A Triton kernel could not be compiled or launched (exit 1); all of them are off by then."""
+
+    usual_hint = f"run it again with `{native.TRITON_VARIABLE}=off`"
 
 
 @cache
 def kernels() -> Any:
-    """The functions of `kernels.triton`, by name; None if off."""
-    if not native.wants_triton():
-        return None
+    """The functions of `_kernels`. They raise KernelFailed, as this does if the import fails."""
+    made = _guarded("import triton", _kernels)()
+    return SimpleNamespace(**{name: _guarded(name, call) for name, call in vars(made).items()})
+
+
+def _kernels() -> SimpleNamespace:
+    """The functions of `kernels.triton`, by name."""
     from llmcli.kernels.triton import attention, experts, heads, packed, products, sampling
 
     made = (
@@ -56,9 +69,69 @@ def _launched(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
-def takes(x: Tensor) -> bool:
-    """Whether there are kernels for `x`: on a CUDA device, in a supported dtype."""
-    return x.is_cuda and x.dtype in _TAKEN and kernels() is not None
+def _guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` with its errors as KernelFailed, except out of memory."""
+
+    @wraps(call)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except KernelFailed:
+            raise
+        except Exception as error:
+            if as_out_of_memory(error) is not None:
+                raise
+            words = f"`{name}` failed: {first_line(error)}"
+            _turn_off(words)
+            raise KernelFailed(words) from error
+
+    return guarded
+
+
+def _turn_off(why: str) -> None:
+    native.TRITON_STATE.off = why
+    native.TRITON_STATE.warn(f"Triton's kernels are off: {why}")
+
+
+def check(steps: Callable[[], Tensor], dtype: torch.dtype) -> None:
+    """Compare logits `[N, V]` of `steps` with those by PyTorch's operations.
+
+    If the median distance exceeds the bound of `dtype`, or a kernel fails, the kernels are off for
+    this process, with a warning. A median, since in 16 bits a router near a tie may choose other
+    experts in one of the steps. Logits that are not finite without them show nothing.
+    """
+    state = native.TRITON_STATE
+    state.off = "being checked"
+    try:
+        exact_NV = steps().double().cpu()
+    finally:
+        state.off = ""
+    if not exact_NV.isfinite().all():
+        return
+    try:  # a kernel's error may come with the copy
+        found_NV = _guarded("a step", lambda: steps().double().cpu())()
+    except KernelFailed:
+        return
+    if dtype.itemsize < 4:
+        unit, logs_NV = "nats", exact_NV.log_softmax(-1)
+        off_N = (logs_NV.exp() * (logs_NV - found_NV.log_softmax(-1))).sum(-1)
+    else:
+        unit = "of the largest logit"
+        off_N = (found_NV - exact_NV).abs().amax(-1) / exact_NV.abs().amax()
+    off, bound = float(off_N.median()), _TAKEN[dtype]
+    state.checked = off <= bound
+    if not state.checked:
+        _turn_off(f"their logits differ from PyTorch's by {off:.2g} {unit}, allowed {bound}")
+
+
+def checks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a decoder in `dtype` on `device` uses kernels, which must be checked."""
+    return device.type == "cuda" and dtype in _TAKEN and bool(native.triton())
+
+
+def takes(x: Tensor, group: str = "products") -> bool:
+    """Whether a group of kernels is on and supports `x`: its device and dtype."""
+    return x.is_cuda and x.dtype in _TAKEN and group in native.triton()
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
@@ -72,7 +145,7 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
 
 
 def _reads(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
-    return takes(x) and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
+    return takes(x, "attention") and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
 
 
 def _takes_latents(sizes: tuple[int, int], q_BHTd: Tensor, k_BKCd: Tensor) -> bool:
@@ -138,7 +211,7 @@ def enter(
 
 def multiplies(x: Tensor, w_NK: Tensor, inputs: torch.dtype | None = None) -> bool:
     """Whether a kernel supports this product: few rows, which have or get the matrix's dtype."""
-    return multiplies_blocks(x) and (inputs or x.dtype) == w_NK.dtype and w_NK.stride(1) == 1
+    return takes(x) and _few(x) and (inputs or x.dtype) == w_NK.dtype and w_NK.stride(1) == 1
 
 
 def product(
@@ -158,7 +231,7 @@ def product(
 
 def multiplies_blocks(x: Tensor) -> bool:
     """Whether a kernel supports products of these rows with blocks in formats of `ON_CARD`."""
-    return takes(x) and x.numel() <= _FEW_ROWS * x.shape[-1]
+    return takes(x, "packed") and _few(x)
 
 
 def product_of_blocks(
@@ -207,7 +280,7 @@ def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None)
 
 def chooses(logits_BV: Tensor, k: int) -> bool:
     """Whether `choose` supports a top-k of `k` tokens of these logits; 0 is off."""
-    return takes(logits_BV) and 0 < k <= _MOST_TOKENS and logits_BV.stride(1) == 1
+    return takes(logits_BV, "sampling") and 0 < k <= _MOST_TOKENS and logits_BV.stride(1) == 1
 
 
 def choose(
@@ -217,6 +290,10 @@ def choose(
     """`engine.sampling.choose` with a top-k; see `kernels.triton.sampling.choose`."""
     ids_B, best_B = kernels().choose(logits_BV, k, numbers, u_B, prompt_BV, output_BV)
     return ids_B, best_B
+
+
+def _few(x: Tensor) -> bool:
+    return x.numel() <= _FEW_ROWS * x.shape[-1]
 
 
 def _shaped(out_MN: Tensor, x: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ class Environment:
     Sizes in bytes. `cores`: logical processors available to this process. Fields that need PyTorch
     are None if it was not imported (`threads`, `cuda`). `kernels`: what computed the result;
     `kernel_level`: the level of the C kernels on this processor, `off`, or why there are none.
+    `triton`: the groups of Triton's kernels for CUDA devices and whether this process has checked
+    them, `off`, or why there are none.
     """
 
     llmcli: str
@@ -37,6 +39,7 @@ class Environment:
     threads: int | None = None
     kernels: tuple[str, ...] = ()
     kernel_level: str
+    triton: str
 
 
 @dataclass(frozen=True, kw_only=True)

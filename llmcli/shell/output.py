@@ -21,6 +21,7 @@ from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
+from llmcli.kernels import native
 from llmcli.records.document import ViewCheck, checks_document, members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
@@ -89,6 +90,7 @@ class Output:
         self._begun = False  # a stream of documents, the first of which is written
         self.fit()
         self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
+        native.TRITON_STATE.warn = self.note
 
     def fit(self) -> None:
         """Takes the terminal as it is now: it may have another width than before."""

@@ -45,8 +45,10 @@ def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
         or (m["weight_format"], m["product_format"]) == ("float16", "float32")
         for m in models
     )
-    card = any(str(m["device"]).startswith("cuda") for m in models)
-    names = (native.level() if taken else None, native.kernels_of("cuda") if card else None)
+    card = any(
+        str(m["device"]).startswith("cuda") and m["product_format"] != "float64" for m in models
+    )
+    names = (native.level() if taken else None, native.TRITON if card and native.triton() else None)
     return (*(f"llmcli {name}" for name in names if name), *_TORCH)
 
 

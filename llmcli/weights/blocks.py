@@ -67,7 +67,7 @@ class FileLayoutWeight(BlockQuantized):
         experts, rows, columns = self.shape
         expert_P = routes.expert_N
         raw_ENr = self.data.view(experts, rows, -1)
-        if routes.few(experts) and on_card.takes(x_MK):
+        if routes.few(experts) and on_card.takes(x_MK, "packed"):
             dtype = torch.float32 if wide else x_MK.dtype
             return on_card.product_of_experts(
                 x_MK, raw_ENr, self.format, routes.pairs, bias_EN, dtype

@@ -42,7 +42,7 @@ def alone(monkeypatch, tmp_path):
     for name in (
         *sum(VARIABLES.values(), ()), *OPENMP_THREADS, *OPENMP_VARIABLES, "HF_HOME",
         "HF_HUB_CACHE", "HF_TOKEN", "LLMCLI_CACHE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES",
-        "LLMCLI_KERNELS",
+        "LLMCLI_KERNELS", "LLMCLI_TRITON",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -347,7 +347,7 @@ def kernels(monkeypatch):
     native.level.cache_clear()
 
 
-def test_the_level_of_the_kernels_is_named(cli, kernels):
+def test_the_kernels_are_named(cli, kernels, monkeypatch):
     native.level.cache_clear()
     found, document = settings(cli)
     assert found["kernels"] == (None, "default")
@@ -356,6 +356,9 @@ def test_the_level_of_the_kernels_is_named(cli, kernels):
     kernels("off")
     found, document = settings(cli)
     assert found["kernels"][0] == document["environment"]["kernel_level"] == "off"
+    monkeypatch.setattr(native, "_groups", native._groups.__wrapped__)
+    monkeypatch.setattr("llmcli.measure.machine._nvidia_files", lambda: ("NVIDIA H100",))
+    assert "kernels    off · Triton off\n" in cli("env").out
 
 
 @pytest.mark.parametrize("gpus", [(), ("NVIDIA H200",)])

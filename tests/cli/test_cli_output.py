@@ -34,6 +34,7 @@ from llmcli.commands.attention.command import replay_command
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
+from llmcli.kernels import native
 from llmcli.shell import documents, prompts
 from llmcli.shell.conversations import read_conversation
 from llmcli.shell.encoding import TemplateOptions, template_variables
@@ -208,6 +209,14 @@ def test_json_is_ascii():
     value = {"ü🎉": "\u202e\x9b\x7f\ud800"}
     text = '{"\\u00fc\\ud83c\\udf89": "\\u202e\\u009b\\u007f\\\\ud800"}'
     assert dumps(value) == "".join(json_pieces(value)) == text
+
+
+def test_kernels_that_are_turned_off_are_noted(capsys, monkeypatch):
+    monkeypatch.setattr(native, "TRITON_STATE", native.TritonState())
+    for quiet in (True, False):
+        Output("models", OutputOptions(quiet=quiet))
+        native.TRITON_STATE.warn(f"quiet {quiet}")
+    assert capsys.readouterr().err == "note: quiet False\n"
 
 
 @pytest.fixture

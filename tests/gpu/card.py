@@ -18,7 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli.decoder.steps import GraphRecorder
+from llmcli.kernels import native
+from llmcli.ops import on_card
 
+KERNELS = on_card.kernels  # Triton's, which need a card
 aten = torch.ops.aten
 # they have no parts: which kernel computes it is chosen from the device
 WHOLE = {aten.scaled_dot_product_attention.default, aten.rms_norm.default}
@@ -132,7 +135,8 @@ class Card(TorchDispatchMode):
     """While it is active there is a CUDA device, for tensors that are made there.
 
     `float64`: whether captured steps may have any. `calls` are those of the last captured part, of
-    which `launches` are kernels.
+    which `launches` are kernels. It has no kernels but stand-ins that a test has put in their
+    place.
     """
 
     def __init__(self, *, float64=True):
@@ -150,12 +154,16 @@ class Card(TorchDispatchMode):
         # `torch.tensor` makes a tensor of the host first, which comes here to be copied
         self._lifts = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
+        self._triton = native._groups, native.TRITON_STATE
+        native._groups = lambda: "off" if on_card.kernels is KERNELS else native.GROUPS
+        native.TRITON_STATE = native.TritonState()
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         torch.cuda._lazy_init = self._start
         torch._C._set_only_lift_cpu_tensors(self._lifts)
+        native._groups, native.TRITON_STATE = self._triton
 
     @contextmanager
     def captured(self) -> Iterator[Tape]:

@@ -188,7 +188,7 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
 
 
 def precision_of(name, monkeypatch, *, triton=True, **options):
-    monkeypatch.setenv(native.VARIABLE, "triton" if triton else "off")
+    monkeypatch.setattr(native, "_groups", lambda: native.GROUPS if triton else "off")
     config, formats = MODELS[name]
     given = {"dtype": "auto", "quantize": "auto", **options}
     return resolve_precision(
@@ -242,7 +242,6 @@ def test_a_card_quantizes_where_it_has_kernels(monkeypatch):
 def free(monkeypatch):
     """A card with so many bytes, to be changed."""
     free = [1 << 30]
-    monkeypatch.setenv(native.VARIABLE, "triton")
     monkeypatch.setattr(devices, "available_bytes", lambda device: free[0])
     monkeypatch.setattr(devices, "resolve_device", torch.device)
     monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: True)
@@ -268,6 +267,28 @@ def test_a_file_is_loaded_as_it_is(free):
                 assert torch.equal(weight.dense().cpu().float(), exact.decoder.weight(name).dense())
             found = model.decoder(given.to("cuda")).cpu().log_softmax(-1)
         assert F.kl_div(found, sought, log_target=True, reduction="sum") < 0.01
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_loading_checks_the_kernels(fails, free, monkeypatch):
+    """If they fail, weights stay in blocks, and PyTorch computes their products."""
+
+    def broken(*args):
+        raise RuntimeError("no kernel image")
+
+    if fails:
+        monkeypatch.setattr(on_card, "product_of_blocks", broken)
+    given, notes = torch.tensor([[5, 9, 2]]), []
+    sought = load("tiny", device="cpu", dtype="float32").decoder(given)[0, 1:].log_softmax(-1)
+    with torch.inference_mode(), Card():
+        native.TRITON_STATE.warn = notes.append
+        model = load("tiny", device="cuda", quantize="int8")
+        assert native.TRITON_STATE.checked == (not fails)
+        assert bool(calls) == (not fails)
+        assert isinstance(model.decoder.weight("blocks.0.attn.W_q"), FileLayoutWeight)
+        found = model.decoder(given.to("cuda")).cpu()[0, 1:].log_softmax(-1)
+    assert notes == ["Triton's kernels are off: `a step` failed: no kernel image"] * fails
+    assert F.kl_div(found, sought, log_target=True, reduction="sum") < 0.01
 
 
 def test_drawn_numbers_are_quantized_and_the_same_on_every_device():

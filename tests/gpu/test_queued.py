@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from card import Card, OnCard, Refused
+from card import KERNELS, Card, OnCard, Refused
 from covers import layers_of, one_each
 from small_models import random_decoder
 from tensors import drawn
@@ -136,8 +136,8 @@ def test_few_launches_draw_a_token(card, name, batch, monkeypatch):
     rows = torch.stack([drawn(batch, 900, seed=seed) * 2 for seed in range(3)])
     made_of = SimpleNamespace(choose=card.choose)
     drew = []
-    for device, kernels in (("cpu", None), ("cuda:0", None), ("cuda:0", made_of)):
-        monkeypatch.setattr(on_card, "kernels", lambda kernels=kernels: kernels)
+    for device, kernels in (("cpu", KERNELS), ("cuda:0", KERNELS), ("cuda:0", lambda: made_of)):
+        monkeypatch.setattr(on_card, "kernels", kernels)
         sampler = Sampler(
             SAMPLINGS[name], [[1, 2]] * batch, vocab=900, device=torch.device(device)
         )

@@ -4,6 +4,7 @@ Each in a process of its own: whether kernels are interpreted is settled when th
 """
 
 import os
+import re
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -60,14 +61,55 @@ def test_twins_and_targets(file, interpreted, tmp_path):
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
 
 
-def test_they_are_off_unless_they_are_wanted(monkeypatch):
-    monkeypatch.delenv(native.VARIABLE, raising=False)
-    assert on_card.kernels.__wrapped__() is None
-    monkeypatch.setenv(native.VARIABLE, "triton")
-    assert native.wants_triton()
-    monkeypatch.setattr(native, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="there is no Triton for `LLMCLI_KERNELS=triton`"):
-        native.check()
+ALL = "attention, products, packed, sampling (checked when a model is loaded)"
+SWITCHES = [
+    ("", "", "", ALL),
+    ("", "", "no C compiler", "no C compiler"),
+    ("off", "", "", "off"),
+    ("", "off", "", "off"),
+    ("packed", "portable", "", "packed (checked when a model is loaded)"),
+    ("products, attention", "", "", "products, attention (checked when a model is loaded)"),
+    ("", "triton", "", UsageError("is not a level", hint="LLMCLI_TRITON selects them")),
+    ("fast", "off", "", UsageError("`LLMCLI_TRITON=fast` does not name groups")),
+    ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` does not name groups of Triton's kernels")),
+    ("packed", "", "not installed", UsageError("for `LLMCLI_TRITON=packed`: not installed")),
+]
+
+
+@pytest.mark.parametrize(("groups", "level", "lacks", "status"), SWITCHES)
+def test_they_are_on_unless_they_are_switched_off(groups, level, lacks, status, monkeypatch):
+    for variable, value in ((native.TRITON_VARIABLE, groups), (native.VARIABLE, level)):
+        monkeypatch.setenv(variable, value)
+    for name in ("_groups", "level"):
+        monkeypatch.setattr(native, name, getattr(native, name).__wrapped__)
+    monkeypatch.setattr(native, "_triton_lacks", lambda: lacks)
+    monkeypatch.setattr(native, "TRITON_STATE", native.TritonState())
+    if isinstance(status, UsageError):
+        with pytest.raises(UsageError, match=status.message) as raised:
+            native.check()
+        assert (status.hint or "") in raised.value.hint
+        return
+    native.check()
+    assert native.triton_status() == status
+    assert native.kernels_of("cuda") == ("triton" if "packed" in status else None)
+    native.TRITON_STATE.off = "wrong"
+    assert native.triton() == ()
+    assert native.kernels_of("cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "lacks"),
+    [("triton gcc", ""), ("triton", "no C compiler"), ("gcc", "not installed")],
+)
+def test_what_triton_needs(tools, lacks, monkeypatch, tmp_path):
+    monkeypatch.delenv("CC", raising=False)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
+    monkeypatch.setattr(native, "find_spec", lambda name: name if name in tools.split() else None)
+    monkeypatch.setattr("shutil.which", lambda name: name if name in tools.split() else None)
+    assert native._triton_lacks() == lacks
+    (tmp_path / "Python.h").unlink()
+    assert native._triton_lacks() == (lacks or f"no {tmp_path / 'Python.h'}")
 
 
 def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
@@ -88,17 +130,15 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
             kernel.__name__ = name
             return kernel
 
-    names = ("attend_one", "enter", "normalize", "product", "packed_product", "routed_product",
-             "expert_product", "sum_experts", "choose")  # fmt: skip
     files = "attention", "experts", "heads", "packed", "products", "sampling"
     modules = SimpleNamespace(**{file: Kernels() for file in files})
     monkeypatch.setitem(sys.modules, "llmcli.kernels.triton", modules)
     monkeypatch.setattr(torch.cuda, "device", current)
-    monkeypatch.setattr(native, "wants_triton", lambda: True)
-    kernels = on_card.kernels.__wrapped__()
-    for name in names:
-        getattr(kernels, name)(x)
-    assert seen == [(name, True) for name in names]
+    kernels = vars(on_card._kernels())
+    for call in kernels.values():
+        call(x)
+    assert seen == [(name, True) for name in kernels]
+    assert len(seen) == 9
 
 
 @pytest.mark.parametrize(("capability", "sizes", "dtype", "taken"), [
@@ -310,3 +350,111 @@ def test_results_of_experts_are_wide_where_they_are_summed(wide, dtype, monkeypa
         chosen_BTK = torch.zeros(1, 1, 2, dtype=torch.long, device="cuda")
         routes = ExpertAssignment.of(chosen_BTK, static=True)
         assert Dense(w_ENK).matmul_routed(x, routes, None, wide).dtype == dtype
+
+
+calls = []
+
+
+def wrong(*args, **rest):
+    return 1.5 * product(*args, **rest)
+
+
+def broken(*args, **rest):
+    raise RuntimeError("no kernel image\nfor this device")
+
+
+def full(*args, **rest):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """`started(product)`: sessions of a small model on both devices; the card has that product."""
+
+    def start(product, dtype=torch.float32):
+        def counted(*args, **rest):
+            calls.append("product")
+            return product(*args, **rest)
+
+        made_of = stand_ins(card)
+        made_of.product = card.kernel(counted)
+        monkeypatch.setattr(on_card, "_kernels", lambda: made_of)
+        here = random_decoder(MODELS["llama"], dtype)
+        return sessions(here, put(here, card, dtype), [[5, 9, 2, 7], [3, 1]])
+
+    monkeypatch.setattr(on_card, "kernels", on_card.kernels.__wrapped__)
+    calls.clear()
+    with torch.inference_mode(), Card() as card:
+        start.notes = []
+        native.TRITON_STATE.warn = start.notes.append
+        yield start
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (product, ""),
+        (wrong, "their logits differ from PyTorch's by "),
+        (broken, "`product` failed: no kernel image"),
+    ],
+)
+def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, started):
+    """If they differ, PyTorch computes everything, and a note says so."""
+    ordinary, captured = started(kernel, dtype)
+    assert "product" in calls or kernel is not product
+    calls.clear()
+    tokens = ids(2, 4)
+    narrow = dtype == torch.bfloat16
+    same(decoded(captured, tokens), decoded(ordinary, tokens), 0.2 if narrow else 1e-4)
+    assert set(captured.state.recorded) == {(1, 8)}
+    assert bool(calls) == (not why)
+    assert native.TRITON_STATE.checked == (not why)
+    said = started.notes
+    assert len(said) == bool(why)
+    if why:
+        assert native.TRITON_STATE.off.startswith(why)
+        assert said[0] == f"Triton's kernels are off: {native.TRITON_STATE.off}"
+    if kernel is wrong:
+        bound = "nats, allowed 0.05" if narrow else "of the largest logit, allowed 5e-05"
+        assert re.search(rf"by \d\S* {bound}$", said[0])
+
+
+@pytest.mark.parametrize(
+    ("without", "steps", "why"),
+    [
+        (torch.nan, torch.nan, ""),
+        (1.0, torch.nan, "their logits differ from PyTorch's by nan of the largest logit"),
+        (1.0, RuntimeError("illegal memory access"), "`a step` failed: illegal memory access"),
+    ],
+)
+def test_numbers_that_are_not_finite_and_late_errors(without, steps, why, started):
+    """A kernel's error may come after its launch; logits that have no numbers show nothing."""
+
+    def logits():
+        if not native.TRITON_STATE.off:
+            if isinstance(steps, RuntimeError):
+                raise steps
+            return torch.full((3, 5), steps)
+        return torch.full((3, 5), without)
+
+    on_card.check(logits, torch.float32)
+    assert native.TRITON_STATE.off.startswith(why)
+    assert bool(native.TRITON_STATE.off) == len(started.notes) == bool(why)
+    assert not native.TRITON_STATE.checked
+
+
+def test_a_kernel_that_fails_in_a_capture(started):
+    """The step is computed without it. Out of memory is no failure of a kernel."""
+    ordinary, captured = started(product)
+    made_of = on_card._kernels()
+    tokens = ids(2, 4)
+    same(decoded(captured, tokens[:, :1]), decoded(ordinary, tokens[:, :1]), 1e-4)
+    made_of.product = full
+    with pytest.raises(torch.OutOfMemoryError):
+        decoded(captured, tokens[:, 1:2], tap=lambda name, tensor: None)
+    assert not native.TRITON_STATE.off
+    made_of.product = broken
+    same(decoded(captured, tokens[:, 1:]), decoded(ordinary, tokens[:, 1:]), 1e-4)
+    assert captured.decoder.steps.off == "the capture failed: `product` failed: no kernel image"
+    assert len(started.notes) == 1

@@ -134,3 +134,6 @@ def test_it_compiles(number, target, narrow, tmp_path):
         (tmp_path / "cubin").write_bytes(made.asm["cubin"])
         usage = check_output([*USAGE, tmp_path / "cubin"], text=True)
         assert int(re.search(r"STACK:(\d+)", usage)[1]) <= 8, usage
+    if target == "sm_90" and kernel is packed.packed_kernel:  # in aligned words, not in bytes
+        assert not re.search(r"ld\.global\S*b8", made.asm["ptx"])
+        assert ("!tt.ptr<i32>" in made.asm["ttir"]) == (constants["BYTES"] % 4 == 0)

@@ -248,10 +248,13 @@ def test_the_numbers_of_blocks_are_the_decoders(format):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K", "Q6_K"])
 def test_products_with_blocks_of_experts(format, biased):
-    """Two experts of each row, by the order of pairs and by rows that are named."""
+    """Two experts of each row, by the order of pairs and by rows that are named.
+
+    Biases may be a part of wider ones.
+    """
     columns = FORMATS[format][0]
     raw = blocks(format, 3 * 11, columns)
-    x, b = drawn(3, columns, seed=1), drawn(3, 11, seed=2) if biased else None
+    x, b = drawn(3, columns, seed=1), drawn(3, 20, seed=2)[:, 9:] if biased else None
     expert = torch.tensor([2, 0, 1, 1, 0, 2])
     dense = dequantize(raw, format, dtype=torch.float32).double().view(3, 11, columns)
     for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):

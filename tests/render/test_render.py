@@ -29,7 +29,7 @@ TIMINGS = Timings(
 
 MACHINE = Environment(
     llmcli="0", python="3", platform="x", processor="p", cores=2, features=(), memory_bytes=None,
-    gpus=(), driver=None, torch="2.9", threads=2, kernel_level="none",
+    gpus=(), driver=None, torch="2.9", threads=2, kernel_level="none", triton="off",
 )  # fmt: skip
 FORMATS = {
     "weight_format": "bfloat16", "activation_format": "bfloat16", "product_format": "bfloat16",

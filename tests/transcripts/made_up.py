@@ -38,7 +38,7 @@ MACHINE = {
     "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36", "cores": 2,
     "processor": "Processor of 2 Cores @ 2.50GHz", "features": ("avx2", "fma", "avx512f"),
     "memory_bytes": 24 * 2**30, "gpus": (), "driver": None, "torch": "2.12.0+cpu", "cuda": None,
-    "threads": 2, "kernel_level": "avx2", "llmcli": "1.2.3",
+    "threads": 2, "kernel_level": "avx2", "triton": "not installed", "llmcli": "1.2.3",
 }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def made_up_machine(monkeypatch, home):
     for name in (
         "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT", "HF_TOKEN",
         "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
+        "LLMCLI_TRITON",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     for name, folder in (("HF_HUB_CACHE", "hf_hub_cache"), ("HF_HOME", "hf_home")):

@@ -17,6 +17,7 @@ from llmcli.commands.env.report import (
     Setting,
 )
 from llmcli.errors import UsageError
+from llmcli.kernels.native import TRITON_VARIABLE as TRITON
 from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.measure.machine import environment
@@ -151,6 +152,7 @@ def settings(
         pick("seed", None, "drawn for each run"),
         pick("weights", None, "the checkpoint's"),
         _colour(environ),
+        pick("Triton kernels", None, "all", TRITON),
     )
 
 

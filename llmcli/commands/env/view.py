@@ -81,13 +81,16 @@ class Settings:
 def _machine(environment: Environment) -> RenderableType:
     memory = environment.memory_bytes
     torch = environment.torch or "not installed"
+    kernels = [environment.kernel_level]
+    if environment.gpus:
+        kernels.append(f"Triton {environment.triton}")
     rows = [
         ("processor", (environment.processor, counted(environment.cores, "core"))),
         ("features", (" ".join(environment.features) or "unknown",)),
         ("memory", ("unknown" if memory is None else size(memory),)),
         ("GPU", environment.gpus or ("none found",)),
         ("driver", (environment.driver or "none found",)),
-        ("kernels", (environment.kernel_level,)),
+        ("kernels", kernels),
         (
             "software",
             (f"llmcli {environment.llmcli}", f"PyTorch {torch}", f"Python {environment.python}"),

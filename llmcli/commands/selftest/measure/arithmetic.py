@@ -385,6 +385,7 @@ def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> 
     there = Decoder(decoder.config, Precision.of(dtype_name(dtype)), device=device)
     for name in decoder.weight_names:
         writable(there.weight(name)).copy_(writable(decoder.weight(name)))
+    there.check_kernels()
     return there
 
 

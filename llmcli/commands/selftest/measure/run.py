@@ -250,6 +250,7 @@ def measure_shape(
         model = as_model(Decoder(config, precision, device=device))
         with torch.inference_mode():
             fill([writable(model.decoder.weight(name)) for name in model.decoder.weight_names])
+        model.decoder.check_kernels()
         engine = LlmcliEngine(model, engine_info(model, None))
         engine.start(need.context, torch.get_num_threads(), PROMPT)
         engine.read(_ids())
