@@ -25,7 +25,7 @@ class Model(TextInterface):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """The device of ids and logits, and of parameters outside of the layers."""
         return self.decoder.device
 
     @property
@@ -72,7 +72,7 @@ class Model(TextInterface):
             "stored_formats": stored,
             **self.precision.describe(self.config),
             "weight_bytes": self.weight_bytes,
-            "device": str(self.device),
+            "device": ",".join(map(str, self.decoder.devices)),
             "random_weights_seed": self.random_seed,
         }
 

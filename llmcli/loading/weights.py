@@ -63,7 +63,8 @@ def load_weights(
     if packed:
         stages.add("pack", 0.0, packed)
     with stages("convert", total - packed):
-        wait_for(decoder.device)
+        for device in decoder.devices:
+            wait_for(device)
     checkpoint.release()
     return ledger_of(
         plan,
@@ -107,7 +108,11 @@ def randomize(decoder: Decoder, seed: int) -> None:
         elif name.rpartition(".")[2].startswith("b"):
             slot.zero_()
         elif slot.device.type != "meta":
-            slot.normal_(0.0, 0.02, generator=generator)
+            one = len(decoder.devices) == 1
+            drawn = slot if one else torch.empty_like(slot, device=generator.device)
+            drawn.normal_(0.0, 0.02, generator=generator)
+            if not one:
+                slot.copy_(drawn)
 
 
 def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> None:

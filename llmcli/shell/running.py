@@ -99,6 +99,7 @@ def load_model(
 
     options.check()
     checkpoint, open_s = opened(options, out, spec)
+    from llmcli.prepare.placement import placement_words
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -137,10 +138,14 @@ def load_model(
             progress=progress,
             ahead=ahead,
             prepared=prepared,
+            context=options.context_length,
             **precision_options,
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
+    if "," in options.device:
+        placed, home = map(str, model.decoder.placed), str(model.device)
+        out.note(placement_words(options.device.partition(",")[0], [*placed], home))
     check_context(options, model.config.context, model.config.embedding.positions, out)
     for note in () if model.tokenizer is None or not text else model.tokenizer.notes:
         out.note(note)
