@@ -15,7 +15,6 @@ from llmcli import processor
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.graph.precision import WIDE
 from llmcli.limits import free_memory
-from llmcli.records.info import Device
 
 DTYPES = {
     "float64": torch.float64,
@@ -45,26 +44,6 @@ def resolve_device(name: str) -> torch.device:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UsageError("there is no device `mps` here", hint="use `--device cpu`")
     return torch.device(name)
-
-
-def resolve_devices(names: str) -> tuple[torch.device, ...]:
-    """One device (`resolve_device`), or several, separated by commas, that share the layers.
-
-    These are CUDA devices, in the order in which they are filled, and `cpu` last. Raises UsageError
-    for others, one named twice, and a missing one.
-    """
-    if "," not in names:
-        return (resolve_device(names),)
-    each = [name.strip() for name in names.split(",")]
-    allowed = all(name.partition(":")[0] == "cuda" for name in each[:-1])
-    allowed &= each[-1] == "cpu" or each[-1].partition(":")[0] == "cuda"
-    found = [resolve_device("cuda:0" if name == "cuda" else name) for name in each if allowed]
-    if len(set(found)) < len(each):
-        raise UsageError(
-            f"`{names}` is not a list of devices",
-            hint="name each CUDA device once, and cpu last: `--device cuda:0,cpu`",
-        )
-    return tuple(found)
 
 
 def check_dtype(name: str, device: torch.device) -> None:
@@ -154,17 +133,6 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def described(device: torch.device) -> Device:
-    """The device as `info` has it, without a name."""
-    return Device(
-        device=str(device),
-        name="",
-        total_bytes=None,
-        free_bytes=available_bytes(device),
-        bfloat16=multiplies_bfloat16(device),
-    )
 
 
 def available_bytes(device: torch.device) -> int | None:

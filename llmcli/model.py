@@ -29,6 +29,11 @@ class Model(TextInterface):
         return self.decoder.device
 
     @property
+    def devices(self) -> str:
+        """The devices of all parameters, separated by commas: those of the layers come first."""
+        return ",".join(map(str, self.decoder.devices))
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of activations and dense weights."""
         return self.decoder.dtype
@@ -72,7 +77,7 @@ class Model(TextInterface):
             "stored_formats": stored,
             **self.precision.describe(self.config),
             "weight_bytes": self.weight_bytes,
-            "device": ",".join(map(str, self.decoder.devices)),
+            "device": self.devices,
             "random_weights_seed": self.random_seed,
         }
 

@@ -25,8 +25,9 @@ from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
 from llmcli.nn.parameters import Memory
 from llmcli.prepare.ahead import Prefetcher
-from llmcli.prepare.placement import Placement, place
+from llmcli.prepare.placement import Placement, listed, place
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
+from llmcli.records.info import Device
 from llmcli.records.ledger import Ledger
 from llmcli.records.work import LoadTimings, Progress
 from llmcli.text.load import text_interface
@@ -84,7 +85,7 @@ def load_checkpoint(
     with stages("tokenizer"):
         interface = text_interface(checkpoint, config, text=text)
     with stages("build"):
-        every = devices.resolve_devices(device)
+        every = resolve_devices(device)
         asked = partial(placed_on, every, prepared, context)
         placement = asked(**options)
         precision, on = placement.precision, torch.device(placement.home)
@@ -133,6 +134,11 @@ def precision_on(
     return prepared.precision(device.type, bfloat16=bfloat16, **options)
 
 
+def resolve_devices(names: str) -> tuple[torch.device, ...]:
+    """The devices of `--device`, in order. Raises UsageError for wrong and missing ones."""
+    return tuple(map(devices.resolve_device, listed(names)))
+
+
 def placed_on(
     every: Sequence[torch.device],
     prepared: Prepared,
@@ -141,7 +147,17 @@ def placed_on(
 ) -> Placement:
     """`place` on existing devices. Raises UsageError for unsupported options."""
     devices.check_dtype(options.get("dtype", "auto"), every[0])
-    return place(prepared, [*map(devices.described, every)], context=context, **options)
+    found = [
+        Device(
+            device=str(one),
+            name="",
+            total_bytes=None,
+            free_bytes=devices.available_bytes(one),
+            bfloat16=devices.multiplies_bfloat16(one),
+        )
+        for one in every
+    ]
+    return place(prepared, found, context=context, **options)
 
 
 def check_loadable(prepared: Prepared) -> None:

@@ -99,7 +99,7 @@ def load_model(
 
     options.check()
     checkpoint, open_s = opened(options, out, spec)
-    from llmcli.prepare.placement import placement_words
+    from llmcli.prepare.placement import listed, placement_words
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -145,7 +145,7 @@ def load_model(
     SIGNALS.check()
     if "," in options.device:
         placed, home = map(str, model.decoder.placed), str(model.device)
-        out.note(placement_words(options.device.partition(",")[0], [*placed], home))
+        out.note(placement_words(listed(options.device), [*placed], home))
     check_context(options, model.config.context, model.config.embedding.positions, out)
     for note in () if model.tokenizer is None or not text else model.tokenizer.notes:
         out.note(note)
@@ -296,18 +296,23 @@ def opened_headers(
 
 
 def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices to compare with; the first is the one that a run would use.
+    """The devices to compare with; the first is the one that a run would use, or fill first.
 
     Raises UsageError for a device that does not exist.
     """
+    from llmcli.prepare.placement import listed
+
     if name == "auto":
         return tuple(sorted(devices, key=lambda device: not device.usable))
-    wanted = "cuda:0" if name == "cuda" else name
-    found = tuple(device for device in devices if device.device == wanted)
-    if not found:
-        there = ", ".join(device.device for device in devices)
-        raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
-    return found
+    known = {device.device: device for device in devices}
+    found = []
+    for wanted in listed(name):
+        device = known.get("cuda:0" if wanted == "cuda" else wanted)
+        if device is None:
+            there = ", ".join(known)
+            raise UsageError(f"there is no device `{wanted}` here", hint=f"there is: {there}")
+        found.append(device)
+    return tuple(found)
 
 
 def unloaded_model(checkpoint: Checkpoint, place: str) -> dict[str, Any]:

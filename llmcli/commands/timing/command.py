@@ -214,14 +214,14 @@ def _baseline(
     say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
     that took. Raises UsageError for a missing device or dtype.
     """
-    from llmcli import devices
     from llmcli.graph.memory import PlannedRun, memory_need
-    from llmcli.loading.load import precision_on
+    from llmcli.loading.load import precision_on, resolve_devices
     from llmcli.measure.peaks import resident_bytes
 
     config = prepared.config
-    device = devices.resolve_device(options.device)
-    precision = precision_on(device, prepared, **options.precision_options)
+    first, *others = resolve_devices(options.device)
+    device = others[-1] if others else first
+    precision = precision_on(first, prepared, **options.precision_options)
     tokens = min(config.room(options.context_length), tokens)
     held = resident_bytes()
     with Progress(out) as progress:
@@ -229,7 +229,7 @@ def _baseline(
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()
-    if not fresh or held is None or after is None:
+    if others or not fresh or held is None or after is None:
         return ceilings, None
     # measuring loads the libraries' code, as every run does: the estimate of a run includes it
     one = PlannedRun(config, precision, batch=1, context=1)
