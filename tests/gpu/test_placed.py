@@ -1,53 +1,262 @@
-"""A model whose layers lie on several devices: the numbers are those of one device.
+"""Layers on several devices: which of them where, and that the numbers are those of one device.
 
-`card.Card` stands for the first device, the processor is the second.
+`cpu:0` is another device by its name, which computes the same bits. `card.Card` stands for a CUDA
+device, which refuses tensors of another one.
 """
+
+import json
 
 import pytest
 import torch
-from card import Card
-from small_models import ids, random_decoder, walked
+from card import Card, OnCard
+from covers import in_turn
+from gguf_model import metadata, shapes, write_file
+from small_models import as_model, ids, random_decoder, walked
 from zoo import MODELS
 
 from llmcli import devices
-from llmcli.commands.selftest.measure.arithmetic import copied
+from llmcli.checkpoints import open_checkpoint
+from llmcli.cli.app import main
+from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.graph.precision import Precision
+from llmcli.errors import OutOfMemory, UsageError
+from llmcli.graph.names import known
+from llmcli.inspect.passes import Passes
+from llmcli.loading.load import load_checkpoint, placed_on
+from llmcli.nn.step import Edit
+from llmcli.ops.quant import quantize
+from llmcli.prepare.placement import Need, layers_on, listed, placement_words
+from llmcli.prepare.prepared import prepare
 from llmcli.weights.dense import writable
+from llmcli.weights.packed import Packed
 
-CAPACITY = 12
-CPU, CARD = torch.device("cpu"), torch.device("cuda:0")
+CPU, SAME, CARD = map(torch.device, ("cpu", "cpu:0", "cuda:0"))
+FREE = {"cuda": 1 << 40, "cpu": 1 << 40}
+PROMPTS = [[5, 9, 2, 7], [3, 1]]
+# what layers share, keep, and take from the step; the other models are exhaustive
+SHARING = (
+    "keys and values of another layer", "embeddings for each layer", "layers that differ", "window",
+    "mamba-2", "gated deltanet", "latent attention", "short convolutions", "longrope", "sinks",
+    "scores lowered by distance", "experts beside the feed-forward", "gpt2, scale of its own",
+)  # fmt: skip
+
+COUNTS = {"one": lambda n: 1, "half": lambda n: -(-n // 2), "all": lambda n: n}
 
 
 @pytest.fixture
 def card(monkeypatch):
-    monkeypatch.setattr(devices, "available_bytes", lambda device: None)
-    with torch.inference_mode(), Card() as card:
-        yield card
+    """With as many free bytes on each kind of device as `FREE` says, which is to be changed."""
+    free = FREE.copy()
+    monkeypatch.setattr(devices, "available_bytes", lambda device: free[device.type])
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: device.type == "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("synchronize", "max_memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
+    monkeypatch.setattr("llmcli.decoder.decoder.require_memory", devices.require_memory)
+    with torch.inference_mode(), Card():
+        yield free
 
 
-def split(decoder, first, home=CPU):
-    """The same model with its first layers on the card."""
-    count = len(decoder.config.layers)
-    placed = [CARD] * first + [home] * (count - first)
-    there = Decoder(decoder.config, Precision.of("float64"), device=home, placed=placed)
-    for name in decoder.weight_names:
-        writable(there.weight(name)).copy_(writable(decoder.weight(name)))
+def split(here, device, first):
+    """The same model, whose `first` layers are on `device`."""
+    placed = [device] * first + [CPU] * (len(here.config.layers) - first)
+    there = Decoder(here.config, here.precision, device=CPU, placed=placed)
+    for name in here.weight_names:
+        writable(there.weight(name)).copy_(writable(here.weight(name)))
     return there
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_numbers(name, card):
+def splits(*names):
+    """Models whose first device has one layer, half of them or all; the others are exhaustive."""
+    every = [
+        name if name in names else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in MODELS
+    ]
+    return in_turn(every, [*COUNTS])
+
+
+def everything(decoder):
+    """What prompts, steps, growing, restored, selected and rewound states give, and observers."""
+    session = Session(decoder, 2, 12)
+    found = [session.prefill(PROMPTS), *walked(session)[0]]
+    seen, marks = {}, []
+    name = f"blocks.{len(decoder.blocks) // 2}.resid_pre"
+    edit = Edit(name=name, fn=lambda x: 2 * x, rows=[1, 3])
+    found.append(decoder(ids(2, 9), logits="last", edits=[edit], clock=marks.append))
+    found.append(decoder(ids(2, 9), tap=lambda name, tensor: seen.update({name: tensor.clone()})))
+    found.append(decoder(ids(2, 9), until=0))
+    return found, seen, marks
+
+
+@pytest.mark.parametrize(("name", "first"), splits(*SHARING))
+def test_the_bits_are_those_of_one_device(name, first):
     here = random_decoder(MODELS[name])
-    tokens = ids(2, 7)
-    for first in range(1, len(here.config.layers) + 1):
-        there = split(here, first)
-        ran = []
-        for one in (here, there):
-            session = Session(one, 2, CAPACITY)
-            found = [session.prefill([[5, 9, 2, 7], [3, 1]])]
-            found += walked(session)[0]
-            ran.append(found)
-        for mine, theirs in zip(*ran, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+    there = split(here, SAME, COUNTS[first](len(here.blocks)))
+    assert there.steps.off == "the layers are on several devices"
+    (mine, seen, marks), (theirs, as_seen, as_marked) = everything(here), everything(there)
+    assert all(map(torch.equal, mine, theirs))
+    assert marks == as_marked
+    assert seen.keys() == as_seen.keys()
+    assert all(torch.equal(seen[name], as_seen[name]) for name in seen)
+
+
+@pytest.mark.parametrize(("name", "first"), splits(*SHARING))
+def test_nothing_meets_that_is_not_on_one_device(name, first, card):
+    here = random_decoder(MODELS[name])
+    there = split(here, CARD, count := COUNTS[first](len(here.blocks)))
+    (mine, seen, _), (theirs, as_seen, _) = everything(here), everything(there)
+    for one, other in zip([*mine, *seen.values()], [*theirs, *as_seen.values()], strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-9, equal_nan=True)
+    assert not any(isinstance(one, OnCard) for one in [*theirs, *as_seen.values()])
+    kept = there.new_state(1, 4).layers
+    where = [{isinstance(one, OnCard) for one in layer.tensors().values()} for layer in kept]
+    assert all(one <= {at < count} for at, one in enumerate(where))
+
+
+@pytest.mark.parametrize(("name", "first"), splits(*SHARING[:1], *SHARING[5:7], *SHARING[9:11]))
+def test_views_prove_the_layers_of_every_device(name, first, card):
+    here = random_decoder(MODELS[name])
+    model = as_model(split(here, CARD, COUNTS[first](len(here.blocks))))
+    plan = plan_dump(model, known(model.config), 9)
+    report = measure_dump(Passes(model, ids(1, 7)[0].tolist(), 2), plan)
+    assert report.ok
+    assert report.checks
+
+
+NEEDS = [Need([4, 4, 4, 4], 8, 2), Need([5, 5, 5, 5], 9, 3), Need([6, 6, 6, 6], 10, 1)]
+
+
+@pytest.mark.parametrize(
+    ("free", "counts"),
+    [
+        ([26, 99, 99], [4]), ([None, 0, 0], [4]),  # the whole model
+        ([25, 12, 11], [4, 0]), ([18, 12, 11], [4, 0]),  # all layers, and the rest on the next
+        ([17, 17, 11], [3, 1]), ([10, 21, None], [2, 2, 0]), ([10, 22, None], [2, 2]),
+        ([6, 8, 0], [1, 1, 2]), ([5, 99, 99], [0, 4]), ([1, 2, None], [0, 0, 4]),
+        ([1, 2, 3], [0, 0, 4]),  # which does not fit and is refused
+    ],
+)  # fmt: skip
+def test_each_device_is_filled_before_the_next(free, counts):
+    assert layers_on(NEEDS, free) == counts
+
+
+@pytest.mark.parametrize(
+    ("placed", "home", "words"),
+    [
+        ("aabbb", "b", "a has layers 0–1 of 5, b the rest"),
+        ("abbcc", "c", "a has layer 0 of 5, b layers 1–2, c the rest"),
+        ("aab", "c", "a has layers 0–1 of 3, b layer 2, c the rest"),
+        ("aa", "b", "a has layers 0–1 of 2, b the rest"), ("aa", "a", "a has the whole model"),
+        ("bb", "b", "b has the whole model: no layer fits on a"),
+        ("cc", "c", "c has the whole model: no layer fits on a or b"),
+    ],
+)  # fmt: skip
+def test_words(placed, home, words):
+    assert placement_words("abc", placed, home) == words
+
+
+def test_lists_of_devices():
+    assert listed("auto") == ("auto",)
+    assert listed("cuda, cpu") == ("cuda:0", "cpu")
+    assert listed("cuda:1,cuda:0,cpu") == ("cuda:1", "cuda:0", "cpu")
+    for names in ("cpu,cuda:0", "cuda,cuda:0", "auto,cpu", "cuda:0,mps", "cuda:0,", "cpu,cpu", ","):
+        with pytest.raises(UsageError, match="cannot be placed on the devices"):
+            listed(names)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A GGUF file of four layers in 8 bits: 33 KiB each, and 69 KiB besides, an untied head."""
+    draw, tensors = torch.Generator().manual_seed(0), {}
+    own = {name: shape for name, shape in shapes(64, 128).items() if name.startswith("blk.0.")}
+    every = {name.replace("blk.0", f"blk.{i}"): own[name] for i in range(4) for name in own}
+    for name, shape in {**shapes(64, 128), "output.weight": (256, 64), **every}.items():
+        numbers = 0.2 * torch.randn(*shape, generator=draw)
+        kind = 8 if len(shape) == 2 else 0
+        raw = quantize(numbers, "Q8_0") if kind else numbers
+        tensors[name] = (kind, raw.numpy().tobytes(), shape)
+    sizes = {"embedding_length": 64, "feed_forward_length": 128, "block_count": 4}
+    write_file(tmp_path / "model.gguf", metadata(**sizes), tensors)
+    return tmp_path / "model.gguf"
+
+
+def loaded(path, **options):
+    return load_checkpoint(open_checkpoint(path), text=False, **{"device": "cuda,cpu"} | options)
+
+
+@pytest.fixture
+def room(path, card):
+    """Free bytes of a card on which that many of the four layers fit, by their number."""
+    found, prepared = {}, prepare(open_checkpoint(path))
+    for free in range(33_500_000, 34_500_000, 50_000):
+        card["cuda"] = free
+        on = placed_on([CARD, CPU], prepared, 64)
+        found.setdefault((on.placed.count("cuda:0"), on.home), free)
+    assert [*found] == [(0, "cpu"), (1, "cpu"), (2, "cpu"), (3, "cpu"), (4, "cpu"), (4, "cuda:0")]
+    return {layers: free for (layers, home), free in found.items() if home == "cpu"}
+
+
+@pytest.mark.parametrize("layers", [0, 1, 4])
+def test_a_file_is_read_into_both_memories(layers, path, room, card):
+    """Blocks are dequantized on a card that has no kernels for them, and packed on the CPU."""
+    card["cuda"] = room[layers]
+    right, model = loaded(path, device="cpu"), loaded(path, context=64)
+    decoder = model.decoder
+    assert decoder.placed == (CARD,) * layers + (CPU,) * (4 - layers)
+    assert model.describe()["device"] == ("cuda:0,cpu" if layers else "cpu")
+    assert decoder.dtype == (torch.bfloat16 if layers else torch.float32)
+    for i in range(4):
+        weight = decoder.weight(f"blocks.{i}.mlp.W_up")
+        assert isinstance(weight, Packed) == (i >= layers)
+        assert isinstance(weight, Packed) or isinstance(weight.tensor, OnCard)
+    assert isinstance(decoder.embed, Packed)
+    specs = model.precision.parameters(model.config)
+    assert model.weight_bytes == sum(spec.bytes for spec in specs)
+    apart = [one.decoder(ids(1, 7)).log_softmax(-1) for one in (model, right)]
+    assert torch.nn.functional.kl_div(*apart, log_target=True, reduction="sum") < 0.05
+
+
+def test_what_fits_neither_memory_is_refused_or_stays_in_the_file(path, room, card):
+    card.update(cuda=room[2], cpu=60_000)
+    mapped = loaded(path, context=64)
+    assert 60_000 < mapped.mapped_bytes < mapped.weight_bytes
+    card["cpu"] = 1 << 40
+    both = [one.decoder(ids(1, 7)) for one in (mapped, loaded(path, context=64))]
+    assert torch.equal(*both)
+    card["cpu"] = 60_000
+    words = r"do not fit on `cuda:0` \(32.5 MiB free\) need 0.8 MiB but only 0.1 MiB .* on `cpu`"
+    with pytest.raises(OutOfMemory, match=words) as refused:
+        loaded(path, dtype="float32", context=64)
+    assert refused.value.code == 5
+    card.update(cuda=room[2], cpu=1 << 40)
+    decoder = loaded(path, context=64).decoder
+    with pytest.raises(OutOfMemory, match=r"the caches of 1 × 1000000 tokens need .* on `cuda:0`"):
+        decoder.new_state(1, 1_000_000)
+
+
+def test_drawn_numbers_are_those_of_one_device(path, room, card):
+    card["cuda"] = room[4]
+    options = {"random_weights": 3, "dtype": "float32"}
+    both = [loaded(path, device=on, context=64, **options).decoder for on in ("cpu", "cuda,cpu")]
+    assert both[1].devices == (CARD, CPU)
+    for name in both[0].weight_names:
+        one, other = (writable(decoder.weight(name)).cpu() for decoder in both)
+        assert torch.equal(one, other)
+
+
+def test_the_command_line(path, room, card, capsys):
+    card["cuda"] = room[2]
+    line = ["-m", str(path), "--ids", "1,2,3", "-n", "2", "--greedy", "--json", "-c", "64"]
+    assert main(["generate", *line, "--device", "cuda:0,cpu"]) == 0
+    said = capsys.readouterr()
+    assert "note: cuda:0 has layers 0–1 of 4, cpu the rest\n" in said.err
+    document = json.loads(said.out)
+    assert document["model"]["device"] == "cuda:0,cpu"
+    assert document["model"]["weight_format"] == "bfloat16 + Q8_0"
+    assert len(document["outputs"][0]["ids"]) == 2
+    assert main(["generate", *line, "--device", "cpu,cuda:0"]) == 2
+    assert capsys.readouterr().err == (
+        "error: layers cannot be placed on the devices `cpu,cuda:0`\n"
+        "hint: name each CUDA device once, and cpu last: `--device cuda:0,cpu`\n"
+    )
