@@ -41,7 +41,7 @@ def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 
     taken = any(
         m["product_format"].startswith("int")
-        or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
+        or (str(m["device"]).endswith("cpu") and m["weight_format"] == "bfloat16")
         or (m["weight_format"], m["product_format"]) == ("float16", "float32")
         for m in models
     )
@@ -162,7 +162,8 @@ def load_model(
             f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
             "the mapped file, which each step reads"
         )
-    on_gpu = highest_bytes(model.device) if model.device.type == "cuda" else None
+    first = model.decoder.devices[0]
+    on_gpu = highest_bytes(first) if first.type == "cuda" else None
     peaks = (
         PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=on_gpu),

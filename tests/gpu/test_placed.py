@@ -23,11 +23,13 @@ from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
+from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint, placed_on
 from llmcli.nn.step import Edit
 from llmcli.ops.quant import quantize
 from llmcli.prepare.placement import Need, layers_on, listed, placement_words
 from llmcli.prepare.prepared import prepare
+from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import writable
 from llmcli.weights.packed import Packed
 
@@ -215,6 +217,20 @@ def test_a_file_is_read_into_both_memories(layers, path, room, card):
     assert model.weight_bytes == sum(spec.bytes for spec in specs)
     apart = [one.decoder(ids(1, 7)).log_softmax(-1) for one in (model, right)]
     assert torch.nn.functional.kl_div(*apart, log_target=True, reduction="sum") < 0.05
+
+
+def test_blocks_are_packed_on_the_cpu_alone(path, card, monkeypatch):
+    monkeypatch.setattr(native, "kernels_of", lambda kind: "triton" if kind == "cuda" else "avx2")
+    card["cuda"] = 34_100_000
+    model = loaded(path, context=64)
+    count = model.decoder.placed.count(CARD)
+    assert 0 < count < 4
+    for i in range(4):
+        weight = model.decoder.weight(f"blocks.{i}.mlp.W_up")
+        assert type(weight) is (FileLayoutWeight if i < count else Packed)
+    specs = model.precision.parameters(model.config)
+    assert model.weight_bytes == sum(spec.bytes for spec in specs)
+    assert model.precision.products == "int16"
 
 
 def test_what_fits_neither_memory_is_refused_or_stays_in_the_file(path, room, card):
