@@ -148,7 +148,7 @@ class Step:
             self.uniform = False
             self._starts, self._positions = starts_B, starts_B.unsqueeze(1)
         self._ropes = ropes
-        self._home = self  # the step on the decoder's device
+        self._home: Step | None = None  # the step on the decoder's device, if this is another
         self._key_ranges: dict[Window | None, tuple[KeyRange, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
@@ -157,7 +157,7 @@ class Step:
 
         `per_layer`: its per-layer embeddings, if any. A tap sees all tokens instead.
         """
-        pairs, home = zip(self.starts, self.lengths, strict=True), self._home
+        pairs, home = zip(self.starts, self.lengths, strict=True), self._home or self
         ends = [start + max(length - 1, 0) for start, length in pairs]
         step = Step(
             ends, 1, [1] * len(ends), self._ropes, totals=self.totals, device=home.device,
@@ -173,7 +173,7 @@ class Step:
         """
         if device == self.device:
             return self
-        home = there = self._home
+        home = there = self._home or self
         if device != home.device:
             there = Step(
                 self.starts, self.tokens, self.lengths, self._ropes, totals=self.totals,
@@ -184,7 +184,7 @@ class Step:
             there._home, there.edits = home, self.edits
         kept = self.shared_kv.items()
         there.shared_kv = {name: (k.to(device), v.to(device)) for name, (k, v) in kept}
-        there.per_layer = None if self.per_layer is None else self.per_layer.to(device)
+        there.per_layer = None if home.per_layer is None else home.per_layer.to(device)
         return there
 
     @property
@@ -271,7 +271,7 @@ class Step:
     def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
         """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`, for all heads."""
         if config not in self._tables:
-            if self._home is self:
+            if self._home is None:
                 self._tables[config] = self._rope(config)
             else:
                 cos, sin = self._home.rope(config)
