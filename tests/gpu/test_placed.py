@@ -5,6 +5,7 @@ device, which refuses tensors of another one.
 """
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -55,7 +56,6 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name in ("synchronize", "max_memory_allocated", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
-    monkeypatch.setattr("llmcli.decoder.decoder.require_memory", devices.require_memory)
     with torch.inference_mode(), Card():
         yield free
 
@@ -114,6 +114,16 @@ def test_nothing_meets_that_is_not_on_one_device(name, first, card):
     kept = there.new_state(1, 4).layers
     where = [{isinstance(one, OnCard) for one in layer.tensors().values()} for layer in kept]
     assert all(one <= {at < count} for at, one in enumerate(where))
+
+
+def test_the_clock_waits_for_the_device_of_a_layer(card, monkeypatch):
+    there, log = split(random_decoder(MODELS["llama"]), CARD, 1), []
+    monkeypatch.setattr("llmcli.nn.step.wait_for", lambda device: log.append(device))
+    there(ids(1, 3), clock=log.append)
+    marks = [name for name in log if name != CARD]
+    waits = [name for before, name in pairwise(log) if before == CARD]
+    assert waits == [name for name in marks if name.startswith("blocks.0.")]
+    assert len(waits) > 10
 
 
 @pytest.mark.parametrize(("name", "first"), splits(*SHARING[:1], *SHARING[5:7], *SHARING[9:11]))
