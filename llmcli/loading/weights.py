@@ -110,9 +110,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
         elif slot.device.type != "meta":
             one = len(decoder.devices) == 1
             drawn = slot if one else torch.empty_like(slot, device=generator.device)
-            drawn.normal_(0.0, 0.02, generator=generator)
-            if not one:
-                slot.copy_(drawn)
+            slot.copy_(drawn.normal_(0.0, 0.02, generator=generator))
 
 
 def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> None:

@@ -110,14 +110,13 @@ def layers_on(needs: Sequence[Need], free: Sequence[int | None]) -> list[int]:
     Each is filled before the next one; the last has the weights outside of the layers, and all
     layers that fit nowhere. `free` bytes of each; None: as many as needed.
     """
-    layers = len(needs[0].layers)
     full: list[int] = []  # on devices before `need`'s, which leave out what is outside
     for need, room in zip(needs, free, strict=True):
         left = need.layers[sum(full) :]
         if room is None or sum(left) + need.outside + need.working <= room:
             return [*full, len(left)]
         full.append(sum(total + need.working <= room for total in accumulate(left)))
-    full[-1] += layers - sum(full)
+    full[-1] += len(needs[0].layers) - sum(full)
     return full
 
 

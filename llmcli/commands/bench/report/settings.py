@@ -184,8 +184,7 @@ class Settings:
         "auto",
         "-dev --device DEVICE",
         "auto, cpu (or none), cuda:0 (or CUDA0), mps, cuda:0/cpu for layers on both, or meta: no "
-        "weights, memory and FLOPs only. "
-        "[default: auto]",
+        "weights, memory and FLOPs only. [default: auto]",
         read=_devices,
         panel=MODEL,
         column="devices",
