@@ -93,10 +93,13 @@ def ledger_of(
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
-    """Seeded random weights: matrices normal with standard deviation 0.02, norms 1, biases 0."""
+    """Seeded random weights: matrices normal with standard deviation 0.02, norms 1, biases 0.
+
+    They are drawn on the CPU, so every device has the same numbers.
+    """
     ops = (node.op for node in graph(decoder.config).nodes.values())
     neutral = {op.weight: 1.0 - op.norm.offset for op in ops if isinstance(op, Normalize)}
-    generator = torch.Generator(decoder.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
         if isinstance(weight, BlockQuantized):
@@ -108,8 +111,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
         elif name.rpartition(".")[2].startswith("b"):
             slot.zero_()
         elif slot.device.type != "meta":
-            one = len(decoder.devices) == 1
-            drawn = slot if one else torch.empty_like(slot, device=generator.device)
+            drawn = slot if slot.device.type == "cpu" else torch.empty_like(slot, device="cpu")
             slot.copy_(drawn.normal_(0.0, 0.02, generator=generator))
 
 
@@ -120,8 +122,7 @@ def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> Non
     step = max(1, (8 << 20) // columns)
     for start in range(0, rows, step):
         places = torch.arange(start, min(start + step, rows))
-        drawn = torch.empty(len(places), columns, device=generator.device)
-        drawn.normal_(0.0, 0.02, generator=generator)
+        drawn = torch.empty(len(places), columns).normal_(0.0, 0.02, generator=generator)
         weight.write(places, quantize(drawn, weight.format))
 
 
