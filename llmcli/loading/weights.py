@@ -111,7 +111,9 @@ def randomize(decoder: Decoder, seed: int) -> None:
         elif name.rpartition(".")[2].startswith("b"):
             slot.zero_()
         elif slot.device.type != "meta":
-            drawn = slot if slot.device.type == "cpu" else torch.empty_like(slot, device="cpu")
+            drawn = slot
+            if slot.device.type != "cpu":  # numbers go by the strides, too
+                drawn = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype)
             slot.copy_(drawn.normal_(0.0, 0.02, generator=generator))
 
 
