@@ -5,7 +5,6 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Literal, ParamSpec, TypeAlias, TypeVar
@@ -171,26 +170,22 @@ class Decoder:
         free = available_bytes(self.device)
         return free is None or tokens * single.nbytes <= free
 
-    def state_bytes(self, batch: int, capacity: int) -> int:
-        """Bytes that `new_state` would allocate on `device`."""
-        return self._state_bytes(batch, capacity)[self.device]
-
-    def _state_bytes(self, batch: int, capacity: int) -> Counter[torch.device]:
-        found = Counter[torch.device]()
-        for spec in self.precision.states(self.config, batch=batch, capacity=capacity):
-            assert spec.layer is not None
-            found[self.placed[spec.layer]] += spec.bytes
-        return found
+    def state_bytes(self, batch: int, capacity: int, device: torch.device | None = None) -> int:
+        """Bytes that `new_state` would allocate on one of the devices, by default `device`."""
+        on = {i for i, one in enumerate(self.placed) if one == (device or self.device)}
+        specs = self.precision.states(self.config, batch=batch, capacity=capacity)
+        return sum(spec.bytes for spec in specs if spec.layer in on)
 
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once.
 
         Raises OutOfMemory if they do not fit on another device than `device`.
         """
-        for device, nbytes in self._state_bytes(batch, capacity).items():
+        what = f"the caches of {batch} × {capacity} tokens"
+        for device in self.devices:
             if device != self.device:
-                what = f"the caches of {batch} × {capacity} tokens"
-                require_memory(nbytes, device, what, "use a smaller `--context-length`")
+                needed = self.state_bytes(batch, capacity, device)
+                require_memory(needed, device, what, "use a smaller `--context-length`")
         layers = self._layers(batch, capacity)
         lengths_B = None
         if self.fixed_shapes:
@@ -269,12 +264,14 @@ class Decoder:
         narrows = narrows and self._late.isdisjoint(step.edits)
         last_B1V: Tensor | None = None
         layers = self._layers(len(x_BTD), 0) if state is None else state.layers
+        several = len(self.devices) > 1
         for i, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
             if narrows and i == self.readers:
                 last_B1V = self._last_alone(x_BTD, step)
                 if step.tap is None:
                     return last_B1V
-            x_BTD, step = _moved(x_BTD, step, block.device)
+            if several:
+                x_BTD, step = _moved(x_BTD, step, block.device)
             x_BTD = block(x_BTD, layer, step)
             if i == until:
                 break

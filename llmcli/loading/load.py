@@ -125,15 +125,6 @@ def load_checkpoint(
     )
 
 
-def precision_on(
-    device: torch.device, prepared: Prepared, **options: Unpack[PrecisionOptions]
-) -> Precision:
-    """`Prepared.precision` on an existing device. Raises UsageError for unsupported options."""
-    devices.check_dtype(options.get("dtype", "auto"), device)
-    bfloat16 = devices.multiplies_bfloat16(device)
-    return prepared.precision(device.type, bfloat16=bfloat16, **options)
-
-
 def resolve_devices(names: str) -> tuple[torch.device, ...]:
     """The devices of `--device`, in order. Raises UsageError for wrong and missing ones."""
     return tuple(map(devices.resolve_device, listed(names)))
@@ -152,7 +143,7 @@ def placed_on(
             device=str(one),
             name="",
             total_bytes=None,
-            free_bytes=devices.available_bytes(one),
+            free_bytes=devices.available_bytes(one) if len(every) > 1 else None,
             bfloat16=devices.multiplies_bfloat16(one),
         )
         for one in every
@@ -183,7 +174,7 @@ def load_shapes(
     """
     prepared = prepare(checkpoint)
     config = configured(prepared)
-    precision = precision_on(devices.resolve_device(like), prepared, **options)
+    precision = placed_on([devices.resolve_device(like)], prepared, None, **options).precision
     interface = text_interface(checkpoint, config, text=False)
     decoder = Decoder(config, precision, device="meta")
     return Model(**vars(interface), decoder=decoder, checkpoint=checkpoint)

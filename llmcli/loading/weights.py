@@ -95,15 +95,18 @@ def ledger_of(
 def randomize(decoder: Decoder, seed: int) -> None:
     """Seeded random weights: matrices normal with standard deviation 0.02, norms 1, biases 0.
 
-    They are drawn on the CPU, so every device has the same numbers.
+    Each device draws its own, the first one with `seed`.
     """
     ops = (node.op for node in graph(decoder.config).nodes.values())
     neutral = {op.weight: 1.0 - op.norm.offset for op in ops if isinstance(op, Normalize)}
-    generator = torch.Generator().manual_seed(seed)
+    generators = {
+        device: torch.Generator(device).manual_seed(seed + at)
+        for at, device in enumerate(decoder.devices)
+    }
     for name in decoder.weight_names:
         weight = decoder.weight(name)
         if isinstance(weight, BlockQuantized):
-            _randomize_packed(weight, generator)
+            _randomize_packed(weight, generators[weight.memory()[0].device])
             continue
         slot = writable(weight)
         if name in neutral:
@@ -111,10 +114,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
         elif name.rpartition(".")[2].startswith("b"):
             slot.zero_()
         elif slot.device.type != "meta":
-            drawn = slot
-            if slot.device.type != "cpu":  # numbers go by the strides, too
-                drawn = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype)
-            slot.copy_(drawn.normal_(0.0, 0.02, generator=generator))
+            slot.normal_(0.0, 0.02, generator=generators[slot.device])
 
 
 def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> None:
@@ -124,7 +124,8 @@ def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> Non
     step = max(1, (8 << 20) // columns)
     for start in range(0, rows, step):
         places = torch.arange(start, min(start + step, rows))
-        drawn = torch.empty(len(places), columns).normal_(0.0, 0.02, generator=generator)
+        drawn = torch.empty(len(places), columns, device=generator.device)
+        drawn.normal_(0.0, 0.02, generator=generator)
         weight.write(places, quantize(drawn, weight.format))
 
 
