@@ -144,8 +144,9 @@ def load_model(
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
     if "," in options.device:
-        placed, home = map(str, model.decoder.placed), str(model.device)
-        out.note(placement_words(listed(options.device), [*placed], home))
+        placed, home = [*map(str, model.decoder.placed)], str(model.device)
+        words = placement_words(listed(options.device), placed, home)
+        out.note(f"{checkpoint.name}: {words}")  # a draft has its own
     check_context(options, model.config.context, model.config.embedding.positions, out)
     for note in () if model.tokenizer is None or not text else model.tokenizer.notes:
         out.note(note)

@@ -308,7 +308,7 @@ def test_the_command_line(path, room, card, capsys):
     line = ["-m", str(path), "--ids", "1,2,3", "-n", "2", "--greedy", "--json", "-c", "64"]
     assert main(["generate", *line, "--device", "cuda:0,cpu"]) == 0
     said = capsys.readouterr()
-    assert "note: cuda:0 has layers 0–1 of 4, cpu the rest\n" in said.err
+    assert f"note: {path}: cuda:0 has layers 0–1 of 4, cpu the rest\n" in said.err
     document = json.loads(said.out)
     assert document["model"]["device"] == "cuda:0,cpu"
     assert document["model"]["weight_format"] == "bfloat16 + Q8_0"
