@@ -29,6 +29,7 @@ from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint, placed_on
+from llmcli.measure.peers import open_peer
 from llmcli.nn.step import Edit
 from llmcli.ops.quant import quantize
 from llmcli.prepare.placement import Need, layers_on, listed, placement_words
@@ -284,6 +285,18 @@ def test_what_fits_neither_memory_is_refused_or_stays_in_the_file(path, room, ca
     make_room(session, 16, 64, "a hint")
 
 
+def test_only_a_model_on_one_device_is_captured_and_has_peers(path, room, card):
+    whole = loaded(path).decoder
+    assert (whole.devices, whole.fixed_shapes) == ((CARD,), True)
+    placed = [CPU, *[CARD] * 3]
+    assert not Decoder(whole.config, whole.precision, device=CARD, placed=placed).fixed_shapes
+    card["cuda"] = room[4]
+    model = loaded(path, context=64)
+    assert loaded(path, context=1_000_000).decoder.devices == (CPU,)
+    with pytest.raises(UsageError, match="only llmcli runs the layers of a model on `cuda:0,cpu`"):
+        open_peer("transformers", model)
+
+
 class Generator(torch.Generator):
     """On any device; a CPU build of PyTorch has none for CUDA."""
 
@@ -313,6 +326,9 @@ def test_the_command_line(path, room, card, capsys):
     assert document["model"]["device"] == "cuda:0,cpu"
     assert document["model"]["weight_format"] == "bfloat16 + Q8_0"
     assert len(document["outputs"][0]["ids"]) == 2
+    memory = f"{room[2] / 2**20:.3f}MiB"
+    assert main(["info", *line[:2], "--memory", memory, *line[-3:], "--device", "cuda,cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["device"] == "cuda:0,cpu"
     assert main(["generate", *line, "--device", "cpu,cuda:0"]) == 2
     assert capsys.readouterr().err == (
         "error: layers cannot be placed on the devices `cpu,cuda:0`\n"
