@@ -25,8 +25,13 @@ class Model(TextInterface):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """The device of ids and logits, and of parameters outside of the layers."""
         return self.decoder.device
+
+    @property
+    def devices(self) -> str:
+        """The devices of all parameters, separated by commas: those of the layers come first."""
+        return ",".join(map(str, self.decoder.devices))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,7 +77,7 @@ class Model(TextInterface):
             "stored_formats": stored,
             **self.precision.describe(self.config),
             "weight_bytes": self.weight_bytes,
-            "device": str(self.device),
+            "device": self.devices,
             "random_weights_seed": self.random_seed,
         }
 

@@ -138,6 +138,7 @@ class Block:
 
     def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
         self.name = name
+        self.device = parameters.device
         self.dtype = parameters.dtype  # of product inputs
         self.scale = config.scale
         self.factor: Tensor | None = None

@@ -16,7 +16,7 @@ from llmcli.config.attention import DynamicScaling, LongRopeScaling
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Block
 from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
-from llmcli.devices import available_bytes
+from llmcli.devices import available_bytes, require_memory
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Rotate
@@ -63,6 +63,9 @@ class Decoder:
     `weight_names`: their names without duplicates; `head` is the embedding's weight if tied. Packed
     parameters are placed in `memory` if it provides any; those `in_file` exist already. Works on
     any device; on the meta device only shapes are computed.
+
+    `placed`: the device of each layer, by default `device`, which has everything else: tables,
+    final norm, head (a tied one needs its table there), ids and logits.
     """
 
     def __init__(
@@ -71,11 +74,14 @@ class Decoder:
         precision: Precision,
         *,
         device: torch.device | str,
+        placed: Sequence[torch.device] | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
     ) -> None:
         self.config, self.precision = config, precision
         self.device = torch.device(device)
+        self.placed = tuple(placed or [self.device] * len(config.layers))
+        self.devices = tuple(dict.fromkeys((*self.placed, self.device)))
         specs = precision.parameters(config)
         parameters = Parameters(
             specs, precision, device=self.device, memory=memory, in_file=in_file
@@ -100,7 +106,8 @@ class Decoder:
         if config.embedding.per_layer is not None:
             self.per_layer = LayerEmbeddings(config.embedding, parameters)
         self.blocks = [
-            Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
+            Block(layer, f"blocks.{i}", parameters.on(on))
+            for i, (layer, on) in enumerate(zip(config.layers, self.placed, strict=True))
         ]
         self.ln_final = Norm(config.final_norm, "ln_final", parameters)
         self.head = self.embed if tied else parameters.matrix(("head.W",), exact=True)
@@ -123,8 +130,9 @@ class Decoder:
         self.by_length = dynamic
         # Whether decode steps can be captured as CUDA graphs, which read a masked bucket of slots
         # (a CPU only reads existing keys). Not if RoPE frequencies depend on the length, which only
-        # the host knows.
-        self.fixed_shapes = self.device.type == "cuda" and not dynamic
+        # the host knows; and a graph is of one device.
+        one = len(self.devices) == 1
+        self.fixed_shapes = self.device.type == "cuda" and one and not dynamic
         self.first_bucket = FIRST_BUCKET
         attentions = [one.attention for one in config.layers if one.attention is not None]
         shared = {one.kv.layer for one in attentions} - {None}
@@ -135,10 +143,10 @@ class Decoder:
         recorder: GraphRecorder | KernelRecorder | None = None
         if self.fixed_shapes:
             recorder = GraphRecorder(self.device)
-        elif packed and self.device.type == "cpu" and not dynamic:
+        elif packed and self.device.type == "cpu" and one and not dynamic:
             recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
-        self.steps = Steps(recorder, off)
+        self.steps = Steps(recorder, off if one else "the layers are on several devices")
 
     def weight(self, name: str) -> Weight:
         """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
@@ -170,13 +178,22 @@ class Decoder:
         free = available_bytes(self.device)
         return free is None or tokens * single.nbytes <= free
 
-    def state_bytes(self, batch: int, capacity: int) -> int:
-        """Bytes that `new_state` would allocate."""
+    def state_bytes(self, batch: int, capacity: int, device: torch.device | None = None) -> int:
+        """Bytes that `new_state` would allocate on one of the devices, by default `device`."""
+        on = {i for i, one in enumerate(self.placed) if one == (device or self.device)}
         specs = self.precision.states(self.config, batch=batch, capacity=capacity)
-        return sum(spec.bytes for spec in specs)
+        return sum(spec.bytes for spec in specs if spec.layer in on)
 
     def new_state(self, batch: int, capacity: int) -> State:
-        """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
+        """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once.
+
+        Raises OutOfMemory if they do not fit on another device than `device`.
+        """
+        what = f"the caches of {batch} × {capacity} tokens"
+        for device in self.devices:
+            if device != self.device:
+                needed = self.state_bytes(batch, capacity, device)
+                require_memory(needed, device, what, "use a smaller `--context-length`")
         layers = self._layers(batch, capacity)
         lengths_B = None
         if self.fixed_shapes:
@@ -184,7 +201,7 @@ class Decoder:
         return State(layers, [0] * batch, capacity, lengths_B)
 
     def _layers(self, batch: int, capacity: int) -> Iterator[LayerState]:
-        return allocate(self.config, self.precision, batch, capacity, self.device)
+        return allocate(self.config, self.precision, batch, capacity, self.placed)
 
     @inference
     def __call__(
@@ -251,7 +268,7 @@ class Decoder:
 
         Loading calls it, so that no measured pass contains it. Raises OutOfMemory like a pass.
         """
-        if not on_card.checks(self.device, self.dtype):
+        if not any(on_card.checks(one, self.dtype) for one in self.devices):
             return
         cached, more = _CHECKED
         slots = min(cached + more, self.config.embedding.positions or cached + more)
@@ -281,14 +298,18 @@ class Decoder:
         narrows = narrows and self._late.isdisjoint(step.edits)
         last_B1V: Tensor | None = None
         layers = self._layers(len(x_BTD), 0) if state is None else state.layers
+        several = len(self.devices) > 1
         for i, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
             if narrows and i == self.readers:
                 last_B1V = self._last_alone(x_BTD, step)
                 if step.tap is None:
                     return last_B1V
+            if several:
+                x_BTD, step = _moved(x_BTD, step, block.device)
             x_BTD = block(x_BTD, layer, step)
             if i == until:
                 break
+        x_BTD, step = _moved(x_BTD, step, self.device)
         if until is None:
             x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
         # these layers' values for the tap may have different rounding and must not change logits
@@ -299,8 +320,9 @@ class Decoder:
         last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
         x_B1D, none = _last(x_BTD, step), LayerState(())
         for block in self.blocks[self.readers :]:
+            x_B1D, last = _moved(x_B1D, last, block.device)
             x_B1D = block(x_B1D, none, last)
-        return self._unembed(x_B1D, last)
+        return self._unembed(*_moved(x_B1D, last, self.device))
 
     def _fixed(
         self, ids_B1: Tensor, state: State, starts: Sequence[int], fixed: tuple[Tensor, int],
@@ -372,6 +394,11 @@ class Decoder:
         if head.cap is not None:
             return soft_cap(raw, head.cap)
         return scale(raw, head.scale) if head.scale != 1 else raw
+
+
+def _moved(x: Tensor, step: Step, device: torch.device) -> tuple[Tensor, Step]:
+    """The residual stream and the step on `device`."""
+    return (x, step) if step.device == device else (x.to(device), step.on(device))
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:

@@ -345,6 +345,12 @@ class Session:
             self.extend(parts, logits="none", totals=totals, edits=edits)
 
 
+def require_cache(decoder: Decoder, batch: int, capacity: int, what: str, hint: str) -> None:
+    """Raise OutOfMemory if the cache (`what`) does not fit on every device."""
+    for device in decoder.devices:
+        require_memory(decoder.state_bytes(batch, capacity, device), device, what, hint)
+
+
 def make_room(session: Session, tokens: int, most: int, hint: str) -> None:
     """Grow to `tokens` slots per sequence, by doubling up to `most`.
 
@@ -356,7 +362,6 @@ def make_room(session: Session, tokens: int, most: int, hint: str) -> None:
     if tokens <= state.capacity:
         return
     wanted = max(tokens, min(2 * state.capacity, most))
-    needed = session.decoder.state_bytes(state.batch, wanted)
-    require_memory(needed, session.decoder.device, f"the cache of {wanted} tokens", hint)
+    require_cache(session.decoder, state.batch, wanted, f"the cache of {wanted} tokens", hint)
     session.grow(wanted)
     release_freed_memory()  # the smaller caches

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmcli.devices import require_memory
 from llmcli.engine.output import Output, Token
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
-from llmcli.engine.session import Session, make_room
+from llmcli.engine.session import Session, make_room, require_cache
 from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
@@ -98,8 +97,9 @@ def stream(
     def tokens() -> Iterator[Token]:
         # forking samples and dropping finished rows copies the remaining caches
         batch = len(outputs)
-        needed = model.decoder.state_bytes(batch if batch == 1 else 2 * batch, capacity)
-        require_memory(needed, model.device, f"the caches of {batch} × {capacity} tokens", _FULL)
+        what = f"the caches of {batch} × {capacity} tokens"
+        most = batch if batch == 1 else 2 * batch
+        require_cache(model.decoder, most, capacity, what, _FULL)
         session = Session(model.decoder, len(prompts), capacity, on_reprefill=on_reprefill)
         session.prefill(prompts, on_prefill=on_prefill)
         if request.samples > 1:

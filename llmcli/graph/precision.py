@@ -38,7 +38,8 @@ class Precision:
     `dtype`.
     `bf16_dot`: for products with bfloat16 matrices, except head and routers, activations are
     rounded to bfloat16. `portable`: without known vector instructions PyTorch's attention processes
-    prompts, from copies of a narrower cache in `dtype`.
+    prompts, from copies of a narrower cache in `dtype`. `on_cpu`: layers (None: what is outside of
+    them) on a CPU beside a GPU, whose blocks are packed and multiplied as on a CPU alone.
     """
 
     dtype: str
@@ -48,6 +49,7 @@ class Precision:
     bf16_dot: bool = False
     activations: int = 16
     portable: bool = False
+    on_cpu: frozenset[int | None] = frozenset()
 
     @classmethod
     def of(cls, dtype: str) -> Precision:
@@ -64,7 +66,8 @@ class Precision:
     @property
     def rounds_inputs(self) -> bool:
         """Whether some products round activations to integers."""
-        return not self.file_layout and bool(set(self.formats.values()) - set(HELD))
+        unrounded = self.file_layout and not self.on_cpu
+        return not unrounded and bool(set(self.formats.values()) - set(HELD))
 
     def given(self, activations: str, cache: str) -> Precision:
         """Apply `--activations` and `--cache-type`, unless `auto`.
@@ -85,8 +88,14 @@ class Precision:
 
     def parameters(self, config: ModelConfig) -> tuple[TensorSpec, ...]:
         """Every parameter as stored in memory."""
-        return parameters(
+        specs = parameters(
             config, dtype=self.dtype, formats=self.formats, file_layout=self.file_layout
+        )
+        if not (self.file_layout and self.on_cpu):
+            return specs
+        return tuple(
+            replace(spec, file_layout=False) if spec.layer in self.on_cpu else spec
+            for spec in specs
         )
 
     def states(self, config: ModelConfig, *, batch: int, capacity: int) -> tuple[TensorSpec, ...]:
@@ -311,7 +320,7 @@ def stream_noise(config: ModelConfig, precision: Precision, matrices: Iterable[s
 
 def _inputs_rounded(config: ModelConfig, precision: Precision) -> list[float]:
     """Squared roundings of product inputs; each input is rounded once."""
-    if precision.file_layout:
+    if precision.file_layout and not precision.on_cpu:
         return []
     formats = dict(precision.formats)
     if config.head.tied and "embed.W" in formats:

@@ -237,7 +237,7 @@ def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tenso
     found, wide = torch.finfo(own.dtype_of(name)), torch.finfo(torch.float32)
     if not _is_narrow(own, name):
         allowed = _roundings(own, name) * (found.eps * magnitude + found.tiny)
-    elif own.model.device.type == "cpu":
+    elif own.device(name).type == "cpu":
         allowed = NARROW_ROUNDINGS * found.eps * (halves + found.tiny)
         allowed = allowed + ROUNDINGS * (wide.eps * magnitude + wide.tiny)
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Mixer
@@ -142,9 +144,14 @@ class Kernel:
         widened = (
             isinstance(node.op, Project | ExpertProject)
             and node.group != "head"
-            and (rounds_sums(model.device, model.dtype) or self.graph[node.op.source].wide)
+            and (rounds_sums(self.device(name), model.dtype) or self.graph[node.op.source].wide)
         )
         return model.stream_dtype if node.wide and not widened else model.dtype
+
+    def device(self, name: str) -> torch.device:
+        """Where the decoder computed it."""
+        decoder, layer = self.model.decoder, self.graph[name].layer
+        return decoder.device if layer is None else decoder.placed[layer]
 
     def origin(self, name: str) -> str:
         """Where a parameter comes from."""
@@ -219,11 +226,32 @@ def _runs(positions: Sequence[int]) -> list[Sequence[int]]:
 
 
 def mixer_of(model: Model, name: str) -> Mixer:
-    """The mixer that an activation is of."""
+    """The mixer that an activation is of, with its parameters where the tap's activations are."""
     layer = layer_of(name)
     assert layer is not None
-    mixer: Mixer = model.decoder.blocks[layer].parts[name.rpartition(".")[0]]
-    return mixer
+    block = model.decoder.blocks[layer]
+    mixer: Any = block.parts[name.rpartition(".")[0]]
+    found: Mixer = mixer if block.device == model.device else _copied(mixer, model.device)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _copied(mixer: Any, device: torch.device) -> Any:
+    with _Copying(device):
+        return deepcopy(mixer)
+
+
+class _Copying(TorchFunctionMode):
+    """Copies of tensors (`copy.deepcopy`) are on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__:
+            return args[0].to(self._device)
+        return func(*args, **(kwargs or {}))
 
 
 def layer_of(name: str) -> int | None:

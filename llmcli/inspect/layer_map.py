@@ -112,8 +112,9 @@ class LayerMap:
 
         Where latents are kept and not keys and values, these are computed from them.
         """
+        on = self._model.device
         found = {
-            one.holds: cache[one.name].narrow(1 + one.axes.index("S"), 0, tokens)
+            one.holds: cache[one.name].narrow(1 + one.axes.index("S"), 0, tokens).to(on)
             for one in self.states
         }
         for name in self.whole if self.score is not None else ():
@@ -148,7 +149,7 @@ class LayerMap:
         scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, heads, before=keys.start)[0]
         taken_Ht = None
         if self._sink is not None:
-            sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None]
+            sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None].to(k_KSd)
             taken_Ht = (sink_H.to(scores_HtS.dtype) - scores_HtS.logsumexp(-1)).sigmoid()
         factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)

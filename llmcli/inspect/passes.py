@@ -363,6 +363,7 @@ def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck
 
     Bit for bit, except that any NaN equals any other.
     """
+    cached_KSd = cached_KSd.to(emitted_KSd.device)
     equal_KSd = (emitted_KSd == cached_KSd) | (emitted_KSd.isnan() & cached_KSd.isnan())
     wrong = (~equal_KSd).nonzero().tolist()
     where = f"{name}[{','.join(map(str, wrong[0]))}]" if wrong else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -19,12 +19,15 @@ from llmcli.config.model import LayerConfig, ModelConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.graph.precision import Precision, matrices
+from llmcli.graph.spec import TensorSpec
 from llmcli.loading.filling import in_16_bits, mapped, read_values
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
 from llmcli.nn.parameters import Memory
 from llmcli.prepare.ahead import Prefetcher
+from llmcli.prepare.placement import Placement, listed, place
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
+from llmcli.records.info import Device
 from llmcli.records.ledger import Ledger
 from llmcli.records.work import LoadTimings, Progress
 from llmcli.text.load import text_interface
@@ -61,6 +64,7 @@ def load_checkpoint(
     stages: LoadTimings | None = None,
     ahead: Prefetcher | None = None,
     prepared: Prepared | None = None,
+    context: int | None = None,
     **options: Unpack[PrecisionOptions],
 ) -> Model:
     """Build the decoder of the checkpoint's configuration and load its weights.
@@ -68,9 +72,9 @@ def load_checkpoint(
     With `random_weights` (a seed) the weights are random. Without `text`, a broken or unknown
     tokenizer is not an error, since ids need none. `stages` receives the times of each part.
     Weights packed by `ahead` are not read again; `prepared`: of this checkpoint, if it was made
-    before. Weights in blocks and in 16 bits stay in the mapped file if they do not fit into free
-    memory. Raises UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5),
-    UsageError.
+    before. `context`: tokens for which layers are placed on several devices (`place`). Weights in
+    blocks and in 16 bits stay in the mapped file if they do not fit into free memory. Raises
+    UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     stages = stages or LoadTimings()
     with stages("plan"):
@@ -81,21 +85,28 @@ def load_checkpoint(
     with stages("tokenizer"):
         interface = text_interface(checkpoint, config, text=text)
     with stages("build"):
-        on = devices.resolve_device(device)
-        asked = partial(precision_on, on, prepared)
-        precision = asked(**options)
-        weights = precision.weight_bytes(config)
+        every = resolve_devices(device)
+        asked = partial(placed_on, every, prepared, context)
+        placement = asked(**options)
+        precision, on = placement.precision, torch.device(placement.home)
+        specs = {spec.name: spec for spec in precision.parameters(config)
+                 if placement.of(spec.layer) == placement.home}  # fmt: skip
+        weights = sum(spec.bytes for spec in specs.values())
+        elsewhere = precision.weight_bytes(config) - weights
         memory: Memory | None = None
         in_file: Mapping[str, Weight] = {}
         if ahead is not None and on.type == "cpu" and not prepared.random:
             memory = ahead.memory
             weights -= ahead.nbytes(precision.formats)
         if not prepared.random and _exceeds(weights, on):
-            in_file, weights = _in_the_file(prepared, precision)
+            in_file, weights = _in_the_file(prepared, precision, specs)
             ahead = memory = None
-        smaller = partial(_smaller, config, weights, on, asked)
-        devices.require_memory(weights, on, "the weights", smaller)
-        decoder = Decoder(config, precision, device=on, memory=memory, in_file=in_file)
+        smaller = partial(_smaller, config, weights + elsewhere, every, asked)
+        devices.require_memory(weights, on, _left_for(on, every), smaller)
+        placed = [torch.device(name) for name in placement.placed]
+        decoder = Decoder(
+            config, precision, device=on, placed=placed, memory=memory, in_file=in_file
+        )
     if prepared.random:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
@@ -103,7 +114,7 @@ def load_checkpoint(
         ledger = load_weights(
             decoder, checkpoint, prepared.plan, progress=progress, stages=stages, ahead=ahead
         )
-    if on.type == "cpu":
+    if torch.device("cpu") in decoder.devices:
         devices.keep_freed_memory()
     decoder.check_kernels()
     return Model(
@@ -115,13 +126,30 @@ def load_checkpoint(
     )
 
 
-def precision_on(
-    device: torch.device, prepared: Prepared, **options: Unpack[PrecisionOptions]
-) -> Precision:
-    """`Prepared.precision` on an existing device. Raises UsageError for unsupported options."""
-    devices.check_dtype(options.get("dtype", "auto"), device)
-    bfloat16 = devices.multiplies_bfloat16(device)
-    return prepared.precision(device.type, bfloat16=bfloat16, **options)
+def resolve_devices(names: str) -> tuple[torch.device, ...]:
+    """The devices of `--device`, in order. Raises UsageError for wrong and missing ones."""
+    return tuple(map(devices.resolve_device, listed(names)))
+
+
+def placed_on(
+    every: Sequence[torch.device],
+    prepared: Prepared,
+    context: int | None,
+    **options: Unpack[PrecisionOptions],
+) -> Placement:
+    """`place` on existing devices. Raises UsageError for unsupported options."""
+    devices.check_dtype(options.get("dtype", "auto"), every[0])
+    found = [
+        Device(
+            device=str(one),
+            name="",
+            total_bytes=None,
+            free_bytes=devices.available_bytes(one) if len(every) > 1 else None,
+            bfloat16=devices.multiplies_bfloat16(one),
+        )
+        for one in every
+    ]
+    return place(prepared, found, context=context, **options)
 
 
 def check_loadable(prepared: Prepared) -> None:
@@ -147,7 +175,7 @@ def load_shapes(
     """
     prepared = prepare(checkpoint)
     config = configured(prepared)
-    precision = precision_on(devices.resolve_device(like), prepared, **options)
+    precision = placed_on([devices.resolve_device(like)], prepared, None, **options).precision
     interface = text_interface(checkpoint, config, text=False)
     decoder = Decoder(config, precision, device="meta")
     return Model(**vars(interface), decoder=decoder, checkpoint=checkpoint)
@@ -158,16 +186,18 @@ def _exceeds(weights: int, device: torch.device) -> bool:
     return free is not None and weights > free
 
 
-def _in_the_file(prepared: Prepared, precision: Precision) -> tuple[dict[str, Weight], int]:
-    """Weights that can stay in the mapped file, and the bytes of all others."""
+def _in_the_file(
+    prepared: Prepared, precision: Precision, specs: Mapping[str, TensorSpec]
+) -> tuple[dict[str, Weight], int]:
+    """Weights of `specs` that can stay in the mapped file, and the bytes of all others."""
     checkpoint = prepared.checkpoint
-    specs = {spec.name: spec for spec in precision.parameters(prepared.config)}
     named = matrices(prepared.config)
     found: dict[str, Weight] = {}
     for load_ in prepared.plan.loads:
-        info, format = checkpoint.tensors[load_.source], specs[load_.target].dtype
-        if info.scales is not None:
+        info, spec = checkpoint.tensors[load_.source], specs.get(load_.target)
+        if info.scales is not None or spec is None:
             continue
+        format = spec.dtype
         if info.format == format:
             found[load_.target] = mapped(checkpoint, load_)
         elif IN_16_BITS.get(info.format) == format and load_.target in named and load_.as_stored:
@@ -184,14 +214,26 @@ _SMALLER = (
 )
 
 
+def _left_for(home: torch.device, every: Sequence[torch.device]) -> str:
+    """What `home` has to hold, in words."""
+    rooms = [
+        f"`{one}` ({devices.gib(devices.available_bytes(one) or 0)} free)"
+        for one in every[: every.index(home)]
+    ]
+    return f"the weights that do not fit on {' and '.join(rooms)}" if rooms else "the weights"
+
+
 def _smaller(
-    config: ModelConfig, weights: int, device: torch.device, asked: Callable[..., Precision]
+    config: ModelConfig,
+    weights: int,
+    every: Sequence[torch.device],
+    asked: Callable[..., Placement],
 ) -> str:
     """The hint if `weights` bytes do not fit: the first suggestion that does."""
-    free = devices.available_bytes(device) or 0
+    free = sum(devices.available_bytes(one) or 0 for one in every)
     for dtype, quantize, words in _SMALLER:
         with suppress(UsageError):
-            found = asked(dtype=dtype, quantize=quantize).weight_bytes(config)
+            found = asked(dtype=dtype, quantize=quantize).precision.weight_bytes(config)
             if found < weights and found <= free:
                 return f"{words}, or use a smaller model"
     return "use a smaller model; `llmcli info` says what fits here"

@@ -63,7 +63,8 @@ def load_weights(
     if packed:
         stages.add("pack", 0.0, packed)
     with stages("convert", total - packed):
-        wait_for(decoder.device)
+        for device in decoder.devices:
+            wait_for(device)
     checkpoint.release()
     return ledger_of(
         plan,

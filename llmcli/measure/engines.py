@@ -256,27 +256,27 @@ def engine_info(
     `precision`: if not its own. `base`, `peak`: bytes held before loading and in it.
     `on`: the device that a model of shapes alone was meant for.
     """
-    device = on or model.device
+    layers = len(model.config.layers) + 1  # the head counts as one
+    every = (*model.decoder.placed, model.device) if on is None else (on,) * layers
     count, precision = model.parameter_count, precision or model.precision
     weights = precision.weight_format(model.config)
     file = _FILE_TYPES.get(weights, weights.partition(" ")[0])
     size = f"{count / 1e6:.0f}M"  # `135M`, `1.5B`, `8B`: as models are called
     if count >= 1e9:
         size = f"{count / 1e9:.1f}".removesuffix(".0") + "B"
-    layers = len(model.config.layers) + 1  # the head counts as one
     return EngineInfo(
         engine="llmcli",
         engine_version=llmcli.__version__,
         model_type=f"{model.config.model_type} {size} {file}",
         model_size=model.weight_bytes,
         model_n_params=count,
-        backends=BACKENDS[device.type],
-        device=str(device),
+        backends=BACKENDS[every[0].type],
+        device=model.devices if on is None else str(on),
         dtype=precision.dtype,
         weight_format=weights,
         product_format=precision.products,
         type_k=CACHE_OF[precision.cache],
-        gpu_layers=layers if device.type in ("cuda", "mps") else 0,
+        gpu_layers=sum(one.type in ("cuda", "mps") for one in every),
         load_s=load_s,
         base_bytes=base,
         load_peak=peak,

@@ -107,6 +107,11 @@ def open_peer(
             "on the meta device nothing is computed that could be compared",
             hint="leave out `--against` or the device",
         )
+    if len(ours.decoder.devices) > 1:
+        raise UsageError(
+            f"only llmcli runs the layers of a model on `{ours.devices}`",
+            hint="leave out `--against`, or name one device",
+        )
     if name == "transformers":
         return open_transformers(ours, flash=flash_attn != "off")
     from llmcli.measure.llama_cpp import LlamaCpp

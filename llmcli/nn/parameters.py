@@ -7,6 +7,7 @@ as `W_k`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import groupby
 from math import prod
 
@@ -51,6 +52,12 @@ class Parameters:
         self.dtype, self.cache_dtype = DTYPES[precision.dtype], DTYPES[precision.cache]
         self.weights: dict[str, Weight] = {}
         self._specs = {spec.name: spec for spec in specs}
+
+    def on(self, device: torch.device) -> Parameters:
+        """The same parameters, of which those claimed here are created on `device`."""
+        there = copy(self)
+        there.device = device
+        return there
 
     def vector(self, names: Sequence[str]) -> Tensor:
         """Vectors concatenated in one tensor: norm weights, biases.

@@ -86,7 +86,7 @@ class LayerState:
 
     def select(self, rows: Tensor) -> LayerState:
         """A copy with these rows of the batch, in this order; rows may be repeated."""
-        return self._each(lambda one: one.tensor.index_select(0, rows))
+        return self._each(lambda one: one.tensor.index_select(0, rows.to(one.tensor.device)))
 
     def lanes(self, count: int) -> LayerState:
         """For one sequence: `count` sequences sharing its memory (views).
@@ -117,9 +117,15 @@ class LayerState:
 
 
 def allocate(
-    config: ModelConfig, precision: Precision, batch: int, capacity: int, device: torch.device
+    config: ModelConfig,
+    precision: Precision,
+    batch: int,
+    capacity: int,
+    placed: Sequence[torch.device],
 ) -> Iterator[LayerState]:
     """Yield each layer's empty state for `batch` sequences of up to `capacity` tokens.
+
+    Layer i is on the device `placed[i]`.
 
     Shapes and dtypes are those of the graph's `State` rows; rows that share memory lie side by side
     in the last axis. All are zero: a masked slot contributes 0 · v to the product with values, and
@@ -130,7 +136,7 @@ def allocate(
     for spec in precision.states(config, batch=batch, capacity=capacity):
         assert spec.layer is not None
         shared[spec.layer].setdefault(rows[spec.name].shares or spec.name, []).append(spec)
-    for layer in shared:
+    for layer, device in zip(shared, placed, strict=True):
         yield LayerState(_buffer(specs, device) for specs in layer.values())
 
 

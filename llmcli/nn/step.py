@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config.attention import RopeConfig, Window, first_key, most_keys, seen_keys
+from llmcli.devices import wait_for
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
 
@@ -158,6 +159,7 @@ class Step:
             self.uniform = False
             self._starts, self._positions = starts_B, starts_B.unsqueeze(1)
         self._ropes = ropes
+        self._home: Step | None = None  # the step on the decoder's device, if this is another
         self._key_ranges: dict[Window | None, tuple[KeyRange, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
@@ -166,14 +168,35 @@ class Step:
 
         `per_layer`: its per-layer embeddings, if any. A tap sees all tokens instead.
         """
-        pairs = zip(self.starts, self.lengths, strict=True)
+        pairs, home = zip(self.starts, self.lengths, strict=True), self._home or self
         ends = [start + max(length - 1, 0) for start, length in pairs]
         step = Step(
-            ends, 1, [1] * len(ends), self._ropes, totals=self.totals, device=self.device,
-            cached=self.cached, clock=self.clock if self.tap is None else None,
+            ends, 1, [1] * len(ends), self._ropes, totals=self.totals, device=home.device,
+            cached=self.cached, clock=home.clock if self.tap is None else None,
         )  # fmt: skip
         step.shared_kv, step.per_layer, step.edits = self.shared_kv, per_layer, self.edits
-        return step
+        return step.on(self.device)
+
+    def on(self, device: torch.device) -> Step:
+        """This step for layers on `device`, with what earlier layers have computed for later ones.
+
+        The tap gets copies on the decoder's device; the clock is called when `device` is done.
+        """
+        if device == self.device:
+            return self
+        home = there = self._home or self
+        if device != home.device:
+            there = Step(
+                self.starts, self.tokens, self.lengths, self._ropes, totals=self.totals,
+                device=device, cached=self.cached, kv_sources=self._kv_sources,
+                tap=None if home.tap is None else _moving(home.tap, home.device),
+                clock=None if home.clock is None else _waiting(home.clock, device),
+            )  # fmt: skip
+            there._home, there.edits = home, self.edits
+        kept = self.shared_kv.items()
+        there.shared_kv = {name: (k.to(device), v.to(device)) for name, (k, v) in kept}
+        there.per_layer = None if home.per_layer is None else home.per_layer.to(device)
+        return there
 
     @property
     def observed(self) -> bool:
@@ -263,7 +286,11 @@ class Step:
     def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
         """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`, for all heads."""
         if config not in self._tables:
-            self._tables[config] = self._rope(config)
+            if self._home is None:
+                self._tables[config] = self._rope(config)
+            else:
+                cos, sin = self._home.rope(config)
+                self._tables[config] = cos.to(self.device), sin.to(self.device)
         return self._tables[config]
 
     def _rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
@@ -345,3 +372,15 @@ class Step:
         else:
             rows = torch.arange(len(self.starts), device=self.device).unsqueeze(1)
             cache_BKCd[rows, :, self.positions] = x_BKTd.transpose(1, 2)
+
+
+def _moving(tap: Tap, device: torch.device) -> Tap:
+    return lambda name, tensor: tap(name, tensor.to(device))
+
+
+def _waiting(clock: Clock, device: torch.device) -> Clock:
+    def call(name: str) -> None:
+        wait_for(device)
+        clock(name)
+
+    return call

@@ -38,7 +38,12 @@ class ModelOptions:
         "A catalog name (smollm2, tiny), a path to a directory, .gguf or .safetensors, or "
         "org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
     )
-    device: str = opt("auto", "--device DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
+    device: str = opt(
+        "auto",
+        "--device DEVICE",
+        "auto, cpu, cuda, cuda:1 … or mps; with cuda,cpu layers that do not fit the first are on "
+        "the second.",
+    )
     dtype: Dtype = opt(
         "auto", "--dtype DTYPE", "Arithmetic: auto, float64, float32, bfloat16 or float16."
     )

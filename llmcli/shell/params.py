@@ -349,7 +349,7 @@ _FOREIGN: Mapping[str, str] = {
     "--raw": "no-cnv no-conversation",
 }
 # … and what there is instead of an option that only they have.
-_ON_GPU = "`--device cuda` runs the whole model on the GPU, and so does `auto` where there is one"
+_ON_GPU = "`--device cuda` runs all layers on the GPU, `--device cuda,cpu` those that fit"
 _INSTEAD: Mapping[str, str] = {
     "i cnv conversation interactive interactive-first": "for a conversation run `llmcli chat`",
     "ngl gpu-layers n-gpu-layers": _ON_GPU,

@@ -41,7 +41,7 @@ def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 
     taken = any(
         m["product_format"].startswith("int")
-        or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
+        or (str(m["device"]).endswith("cpu") and m["weight_format"] == "bfloat16")
         or (m["weight_format"], m["product_format"]) == ("float16", "float32")
         for m in models
     )
@@ -101,6 +101,7 @@ def load_model(
 
     options.check()
     checkpoint, open_s = opened(options, out, spec)
+    from llmcli.prepare.placement import listed, placement_words
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -139,10 +140,15 @@ def load_model(
             progress=progress,
             ahead=ahead,
             prepared=prepared,
+            context=options.context_length,
             **precision_options,
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
+    if "," in options.device:
+        placed, home = [*map(str, model.decoder.placed)], str(model.device)
+        words = placement_words(listed(options.device), placed, home)
+        out.note(f"{checkpoint.name}: {words}")  # a draft has its own
     check_context(options, model.config.context, model.config.embedding.positions, out)
     for note in () if model.tokenizer is None or not text else model.tokenizer.notes:
         out.note(note)
@@ -159,7 +165,8 @@ def load_model(
             f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
             "the mapped file, which each step reads"
         )
-    on_gpu = highest_bytes(model.device) if model.device.type == "cuda" else None
+    first = model.decoder.devices[0]
+    on_gpu = highest_bytes(first) if first.type == "cuda" else None
     peaks = (
         PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=on_gpu),
@@ -293,18 +300,23 @@ def opened_headers(
 
 
 def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices to compare with; the first is the one that a run would use.
+    """The devices to compare with; the first is the one that a run would use, or fill first.
 
     Raises UsageError for a device that does not exist.
     """
+    from llmcli.prepare.placement import listed
+
     if name == "auto":
         return tuple(sorted(devices, key=lambda device: not device.usable))
-    wanted = "cuda:0" if name == "cuda" else name
-    found = tuple(device for device in devices if device.device == wanted)
-    if not found:
-        there = ", ".join(device.device for device in devices)
-        raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
-    return found
+    known = {device.device: device for device in devices}
+    found = []
+    for wanted in listed(name):
+        device = known.get("cuda:0" if wanted == "cuda" else wanted)
+        if device is None:
+            there = ", ".join(known)
+            raise UsageError(f"there is no device `{wanted}` here", hint=f"there is: {there}")
+        found.append(device)
+    return tuple(found)
 
 
 def unloaded_model(checkpoint: Checkpoint, place: str) -> dict[str, Any]:

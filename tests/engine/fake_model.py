@@ -65,6 +65,7 @@ class FakeState:
 
 class FakeDecoder:
     device = torch.device("cpu")
+    devices = (device,)
     blocks = (None, None)
     readers = len(blocks)
 
@@ -73,7 +74,7 @@ class FakeDecoder:
         self.calls: list[tuple[int, ...]] = []  # the shapes of ids
         self.capacities: list[tuple[int, int]] = []
 
-    def state_bytes(self, batch: int, capacity: int) -> int:
+    def state_bytes(self, batch: int, capacity: int, device: torch.device) -> int:
         return 8 * batch * capacity
 
     def new_state(self, batch: int, capacity: int) -> FakeState:

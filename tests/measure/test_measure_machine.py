@@ -21,7 +21,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
-from llmcli.loading.load import precision_on
+from llmcli.loading.load import placed_on
 from llmcli.measure import machine as module
 from llmcli.measure.machine import (
     CpuContention,
@@ -71,7 +71,7 @@ def test_headers_give_the_arithmetic_that_a_run_would_choose(
         for dtype, quantize in itertools.product(("auto", "float16"), ("auto", "none", "int4")):
             options = {"dtype": dtype, "quantize": quantize}
             try:
-                chosen = precision_on(on, prepared, **options)
+                chosen = placed_on([on], prepared, None, **options).precision
             except UsageError as error:
                 with pytest.raises(UsageError, match=re.escape(error.message)):
                     from_headers(prepared, ours, **options)

@@ -236,7 +236,7 @@ class _Dump:
                 self._proven.add(layer)
                 of = LayerMap(model, layer)
                 seen = {one: self._kept[one][0] for one in of.reads}
-                self._proof = self._proof or AttentionChecks(model.dtype, model.device)
+                self._proof = self._proof or AttentionChecks(model.dtype, model.decoder.devices[0])
                 heads, tokens = list(range(of.heads)), Tokens(list(ids), model.device)
                 deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:

@@ -44,13 +44,13 @@ class Stopwatch:
 
     Only the time spent inside the engine counts, not what the consumer does with a token.
     A stream's first token costs the prompts; the others (`index` > 0) cost decoding. `total` is of
-    all streams. Memory is watched too, on the model's device where it is a GPU. `loaded` has the
-    seconds and the memory of what came before the streams.
+    all streams. Memory is watched too, on the model's first device where it is a GPU. `loaded` has
+    the seconds and the memory of what came before the streams.
     """
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._held = PhaseMemory(loaded.model.device)
+        self._held = PhaseMemory(loaded.model.decoder.devices[0])
         self.elapsed = 0.0
         self.total = Tally()
         self._stream = Tally()  # the stream that runs

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.document import members
@@ -21,6 +22,9 @@ from llmcli.shell.running import (
     opened_headers,
     unloaded_model,
 )
+
+if TYPE_CHECKING:
+    from llmcli.prepare.prepared import Prepared
 
 EPILOG = """
 Examples:
@@ -68,6 +72,7 @@ class InfoOptions:
     def devices(self, name: str) -> tuple[Device, ...]:
         """The devices that memory is counted for. Raises UsageError for a wrong size or device."""
         from llmcli.measure.machine import machine_devices
+        from llmcli.prepare.placement import listed
 
         if self.memory is None:
             return chosen_devices(name, machine_devices())
@@ -77,14 +82,16 @@ class InfoOptions:
             raise UsageError(
                 f"`--memory {self.memory}` is not a size", hint="give it as in `--memory 80GiB`"
             )
+        first, *others = listed(name)
         device = Device(
-            device="cuda" if name == "auto" else name,
+            device="cuda" if first == "auto" else first,
             name=f"with {self.memory}",
             total_bytes=free,
             free_bytes=free,
             bfloat16=True,
         )
-        return (device,)
+        rest = chosen_devices(",".join(others), machine_devices()) if others else ()
+        return (device, *rest)
 
 
 def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
@@ -98,13 +105,14 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
     from llmcli.commands.info.measure import measure_info, supported_families
     from llmcli.commands.info.report import FamiliesReport
     from llmcli.commands.info.view import render_families, render_info
+    from llmcli.prepare.prepared import prepare
 
     out = Output("info", output)
     if info.families:
         found = FamiliesReport(families=supported_families())
         out.present(lambda: render_families(found.families), members(found))
         return
-    devices = info.devices(model.device)
+    devices, shared = info.devices(model.device), dict[str, Any]()
     with opened_headers(model, out) as (checkpoint, place):
         report = measure_info(
             checkpoint,
@@ -116,6 +124,8 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
         if report.architecture is not None:
             note_quantize(model, checkpoint, out)
             note_tensors(checkpoint, report.surplus, out)
+            if "," in model.device:
+                shared = _placed(prepare(checkpoint), devices, model, out)
     report = replace(report, file=replace(report.file, path=place))
     about = unloaded_model(checkpoint, place) | {"family": None}
     if (known := report.architecture) is not None:
@@ -129,6 +139,7 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
             **first.need.formats,
             "weight_bytes": first.need.weights_bytes,
             "device": first.device.device,
+            **shared,
         }
     out.present(
         lambda: render_info(report, full=info.all, metadata=info.metadata),
@@ -139,3 +150,15 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
     )
     if report.unsupported is not None:
         raise report.unsupported
+
+
+def _placed(
+    prepared: Prepared, devices: Sequence[Device], options: ModelOptions, out: Output
+) -> dict[str, Any]:
+    """What several devices change in the `model` object; notes which layers each of them has."""
+    from llmcli.prepare.placement import place, placement_words
+
+    context = options.context_length
+    found = place(prepared, devices, context=context, **options.precision_options)
+    out.note(placement_words([one.device for one in devices], found.placed, found.home))
+    return {**found.precision.describe(prepared.config), "device": found.devices}

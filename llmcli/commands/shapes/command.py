@@ -152,6 +152,7 @@ def command(
     """
     from llmcli.commands.shapes import measure, view
     from llmcli.measure.machine import cpu, machine_devices
+    from llmcli.prepare import placement
     from llmcli.prepare.prepared import prepare
 
     out = Output("shapes", output)
@@ -160,22 +161,22 @@ def command(
         text = read_prompt(prompt, out.note)
     # a driver is queried for its GPUs only where one may be meant
     devices = (cpu(),) if model.device == "cpu" else machine_devices()
-    device = chosen_devices(model.device, devices)[0]
+    used = chosen_devices(model.device, devices)[: None if "," in model.device else 1]
     with opened_headers(model, out) as (checkpoint, place):
         if checkpoint.config is None and shapes.params and text is None:
             _show_stored(checkpoint, shapes, out)
             return
         prepared = prepare(checkpoint)
         config = prepared.config
-        precision = prepared.precision(
-            device.device, bfloat16=device.bfloat16, **model.precision_options
-        )
+        context = model.context_length
+        placed = placement.place(prepared, used, context=context, **model.precision_options)
+        precision = placed.precision
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
             tokens = _tokens(text, checkpoint, config, model.context_length, out)
         request = shapes.request(config, precision, tokens)
-        about = model_of_headers(checkpoint, place, config, precision, device.device)
+        about = model_of_headers(checkpoint, place, config, precision, placed.devices)
         if shapes.names:
             names = measure.model_names(request)
             out.present(lambda: view.render_names(names, about), members(names), model=about)

@@ -210,22 +210,26 @@ def _baseline(
 
     So what measuring leaves in the process is no memory of the model, and nothing of the model is
     pushed out of a cache between loading and running. From the checkpoint's headers; `tokens` of
-    the run, about. The bytes are 0 on a GPU, and None where they are not known: the system may not
-    say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
-    that took. Raises UsageError for a missing device or dtype.
+    the run, about. The bytes are 0 on a GPU, and None where they are not known: layers may be on
+    several devices, the system may not say, and a process that is not `fresh`, in which torch has
+    computed before, keeps some of what that took. Raises UsageError for a missing device or dtype.
     """
-    from llmcli import devices
+    import torch
+
     from llmcli.graph.memory import PlannedRun, memory_need
-    from llmcli.loading.load import precision_on
+    from llmcli.loading.load import placed_on, resolve_devices
     from llmcli.measure.peaks import resident_bytes
 
     config = prepared.config
-    device = devices.resolve_device(options.device)
-    precision = precision_on(device, prepared, **options.precision_options)
+    every, context = resolve_devices(options.device), options.context_length
+    placement = placed_on(every, prepared, context, **options.precision_options)
+    device, precision = torch.device(placement.home), placement.precision
     tokens = min(config.room(options.context_length), tokens)
     held = resident_bytes()
     with Progress(out) as progress:
         ceilings = _ceilings(device, config, precision, tokens, progress)
+    if "," in placement.devices:
+        return ceilings, None
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()

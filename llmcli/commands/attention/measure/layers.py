@@ -144,7 +144,7 @@ class _Look:
             few = f"up to {MOST_RANKED} tokens, and there are {len(ids)}"
             self._skipped[RANK] = f"it needs whole matrices: {few}"
         self._tokens = Tokens(list(ids), model.device)
-        self._proof = AttentionChecks(model.dtype, model.device)
+        self._proof = AttentionChecks(model.dtype, model.decoder.devices[0])
         self._pairs = TopPairs(options.top_pairs, part, model.config.bos)
         self._formulas: list[ViewCheck] = []
         self._reports: list[LayerReport] = []

@@ -17,7 +17,7 @@ from llmcli.commands.bench.report.settings import Settings, Weights
 from llmcli.devices import free_unreferenced, resolve_device
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.graph.precision import Precision
-from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.loading.load import load_checkpoint, load_shapes, resolve_devices
 from llmcli.measure import ceilings
 from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
@@ -160,7 +160,7 @@ class EngineLoader(ExitStack):
             with suppress(LlmcliError, OSError):
                 checkpoint, _ = self._open(settings.model, fetch=False)
                 meta = settings.placed == "meta"
-                on = torch.device("meta") if meta else resolve_device(settings.placed)
+                on = torch.device("meta") if meta else resolve_devices(settings.placed)[0]
                 like = "auto" if meta else str(on)
                 model = load_shapes(checkpoint, like=like, **self._precision_options(settings))
                 self._known[key] = engine_info(model, None, on=on)
@@ -195,9 +195,9 @@ class EngineLoader(ExitStack):
 
         Called once for every device, precision and number of threads. `working_set`: bytes that a
         step of the longest test reads again and again. Of shapes alone: what it could do on the
-        device that `auto` is.
+        device that `auto` is. None of several devices, whose ceilings differ.
         """
-        if self._plan.ours.no_ceilings:
+        if self._plan.ours.no_ceilings or "," in device:
             return None
         found = ceilings.measure_ceilings(
             resolve_device("auto" if device == "meta" else device),
@@ -217,7 +217,8 @@ class EngineLoader(ExitStack):
 
     def _load(self, settings: Settings) -> tuple[Model, EngineInfo]:
         meta, how = settings.placed == "meta", self._precision_options(settings)
-        on, base = (None, None) if meta else (resolve_device(settings.placed), resident_bytes())
+        on = None if meta else resolve_devices(settings.placed)[0]
+        base = None if meta else resident_bytes()
         with Peak(on) as peak:
             checkpoint, open_s = self._open(settings.model)
             begin = perf_counter()

@@ -149,7 +149,7 @@ class Slot:
     def _gpu(self) -> torch.device | None:
         """The GPU whose memory counts, None where it is the process's."""
         device = "" if self.engine is None else self.engine.info.device
-        return torch.device(device) if device.startswith("cuda") else None
+        return torch.device(device.partition(",")[0]) if device.startswith("cuda") else None
 
     def _make_room(self, engine: Engine, test: SpeedTest, room: int) -> None:
         assert self.settings is not None

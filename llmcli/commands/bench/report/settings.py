@@ -88,14 +88,23 @@ def words(
 
 
 def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Our names for devices of ours or of llama.cpp; unknown ones stay as they are."""
+    """Our names for devices of ours or of llama.cpp; unknown ones stay as they are.
+
+    Several that share the layers are separated by `/`, as in llama-bench.
+    """
     ours = {"none": "cpu", "metal": "mps", "mtl0": "mps", "cuda:": "cuda"}
-    names = [re.sub(r"^cuda:?(?=\d+$)", "cuda:", text.lower()) for text in words(option, given)]
-    return tuple(ours.get(name, name) for name in names)
+
+    def named(text: str) -> str:
+        name = re.sub(r"^cuda:?(?=\d+$)", "cuda:", text.lower())
+        return ours.get(name, name)
+
+    return tuple(",".join(map(named, text.split("/"))) for text in words(option, given))
 
 
 def device_words(device: str) -> str:
     """llama-bench's name of a device: `CUDA0`, `none` (the CPU alone), `auto` …"""
+    if "," in device:
+        return "/".join("CPU" if one == "cpu" else device_words(one) for one in device.split(","))
     if device == "cpu":
         return "none"
     kind, _, index = device.partition(":")
@@ -174,8 +183,8 @@ class Settings:
     device: str = _setting(
         "auto",
         "-dev --device DEVICE",
-        "auto, cpu (or none), cuda:0 (or CUDA0), mps, or meta: no weights, memory and FLOPs only. "
-        "[default: auto]",
+        "auto, cpu (or none), cuda:0 (or CUDA0), mps, cuda:0/cpu for layers on both, or meta: no "
+        "weights, memory and FLOPs only. [default: auto]",
         read=_devices,
         panel=MODEL,
         column="devices",

@@ -257,7 +257,7 @@ class _Named:
         """The parameter as it is stored, projections `[out, in]`. Raises KeyError."""
         if name in self.unused:  # tied weights are read twice
             self.unused.remove(name)
-        return self._decoder.weight(name).dense()
+        return self._decoder.weight(name).dense().to(self._decoder.device)
 
     def maybe(self, name: str) -> Tensor | None:
         """The parameter, None where the model has none of that name."""

@@ -33,7 +33,7 @@ from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.graph.graph import graph
 from llmcli.inspect.statistics import not_finite
-from llmcli.loading.load import check_loadable, configured, load_checkpoint
+from llmcli.loading.load import check_loadable, configured, load_checkpoint, resolve_devices
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, dtype_name
@@ -69,7 +69,7 @@ def measure_load(
     not finite and claims that are wrong are reported.
     """
     base = resident_bytes()
-    with Peak(devices.resolve_device(device)) as peak:
+    with Peak(resolve_devices(device)[0]) as peak:
         model = load_checkpoint(
             checkpoint,
             device=device,
@@ -98,7 +98,7 @@ def measure_load(
         weights=model.weight_bytes,
         numbers=numbers,
         dtype=dtype_name(model.dtype),
-        device=str(model.device),
+        device=model.devices,
         shared=tuple(shared_tensors(checkpoint, model.config, tied)),
     )
 

@@ -268,13 +268,16 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
     return tuple(PartTime.total(name, found) for name, found in own.items() if found)
 
 
-def judged(part: PartTime, wall_s: float, roof: Roofline) -> PartTime:
+def judged(part: PartTime, wall_s: float, roof: Roofline | None) -> PartTime:
     """The part with its share of the wall time, and with its bound where it does counted work.
 
     The bound is a ceiling only where that is near, and `calls` only where starting takes long: on
-    a GPU, which works behind the host, that is also where the host took as long.
+    a GPU, which works behind the host, that is also where the host took as long. `roof`: None where
+    no ceilings were measured.
     """
     part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
+    if roof is None:
+        return part
     least, nearest = roof.of(part.work, part.calls)
     if least == 0 or part.seconds <= 0:
         return part

@@ -250,6 +250,12 @@ def time_phase(
         interrupted = True
     del bare_s[len(watched_s) :]
 
+    placed = workload.model.decoder.placed
+    over_all = roof if {*placed} == {device} else None
+
+    def limit(layer: int | None) -> Roofline | None:
+        return roof if layer is None or placed[layer] == device else None
+
     def phase() -> PhaseTime:
         marks, order = kept.median, in_order(model)
         calls, precision = workload.calls(name), workload.precision
@@ -268,8 +274,8 @@ def time_phase(
             calls=len(products),
             seconds=marks.wall_s,
             bare_s=median_low(bare_s),
-            parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
-            totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
+            parts=tuple(judged(part, marks.wall_s, limit(part.layer)) for part in parts),
+            totals=tuple(judged(part, marks.wall_s, over_all) for part in totals),
             work=total(works),
             overhead=Overhead.of(watched_s, bare_s),
             peak=peak.nbytes,
