@@ -27,6 +27,7 @@ from llmcli.graph.parts.registry import part_of
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Emitted, Step
+from llmcli.ops.compiled import cast
 from llmcli.ops.elements import add, scale
 from llmcli.parts.attention import Attention
 from llmcli.parts.conv import ShortConv
@@ -160,7 +161,7 @@ class Block:
                 if branch.pre_norm is not None:
                     reads = branch.pre_norm.observed(x_BTD, step)
                 elif not branch.names.config.shares_norm:
-                    reads = x_BTD.to(self.dtype)
+                    reads = cast(x_BTD, self.dtype)
                 added_BTD = branch(reads, state, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
             assert out_BTD is not None

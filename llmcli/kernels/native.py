@@ -22,7 +22,7 @@ LEVELS = ("portable", "avx2", "avx512", "vnni", "avx512bf16", "amx", "dotprod")
 TRITON = "triton"  # not a processor level; see `ops.on_card`
 _KEPT: list[Any] = []  # memory referenced by the library
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
-_VERSION = 29  # `llmcli_native_version` in levels.c
+_VERSION = 30  # `llmcli_native_version` in levels.c
 
 
 def check() -> None:

@@ -73,11 +73,11 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
     most = bits(math.inf if limit is None else limit)
 
     def act(x: Tensor) -> Tensor:
-        if compiled.takes(x):
-            rows, out = compiled.in_rows(x), torch.empty(x.shape)
-            return call(
-                program.ACTIVATE, number, rows, rows.stride(0), out, *rows.shape, most, out=out
-            )
+        if compiled.takes(x, narrow=True):
+            rows, out = compiled.in_rows(compiled.widened(x)), torch.empty(x.shape)
+            shape = rows.stride(0), out, *rows.shape
+            call(program.ACTIVATE, number, rows, *shape, most, out=out)
+            return compiled.cast(out, x.dtype)
         if limit is None:
             return plain(x)
         return plain(at_least_float32(x).clamp(max=limit)).to(x.dtype)  # unrounded limit

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config.attention import Window, first_key
+from llmcli.ops import compiled
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.norm import at_least_float32
 
@@ -33,7 +34,8 @@ def attend(
     `cap`, `slopes_H` with the queries' `positions`, and `sinks_H`: see `scores` and `weights`;
     without a fused kernel, these are computed in blocks of queries.
 
-    The arithmetic has the dtype of the queries; narrower keys and values are widened.
+    The arithmetic has the dtype of the queries, or float32 if that is `compiled.emulated`; narrower
+    keys and values are widened.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
@@ -43,10 +45,11 @@ def attend(
             q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H, slopes_H, positions
         )
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
+    dtype, q_BHTd = q_BHTd.dtype, compiled.widened(q_BHTd)
     k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
     # with a mask the CPU kernel supports grouped heads, CUDA's fused kernels do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
-        return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)
+        return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask).to(dtype)
     values = v_BKSe.shape[-1]
     if q_BHTd.device.type == "cpu":
         q_BHTd, k_BKSd, v_BKSe = _of_one_size(q_BHTd, k_BKSd, v_BKSe)
@@ -59,7 +62,7 @@ def attend(
         scale=scale,
         enable_gqa=heads != kv_heads,
     )
-    return z_BHTe if z_BHTe.shape[-1] == values else z_BHTe[..., :values]
+    return (z_BHTe if z_BHTe.shape[-1] == values else z_BHTe[..., :values]).to(dtype)
 
 
 def _of_one_size(*tensors: Tensor) -> list[Tensor]:

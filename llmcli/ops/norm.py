@@ -64,16 +64,16 @@ def _by_kernel(
     """
     if on_card.normalizes(x, w):
         return on_card.normalize(x, w, b, eps, dtype, centred=centred, offset=offset)
-    x = at_least_float32(x)
+    x = at_least_float32(compiled.widened(x))
     if not compiled.takes(x):
         return None
-    w, b = None if w is None else w.float(), None if b is None else b.float()
+    w, b = (None if one is None else compiled.widened(one).float() for one in (w, b))
     columns, groups = x.shape[-1], compiled.in_groups(x)
     factors, sets = (ones(columns).data_ptr(), 1) if w is None else (w, w.numel() // columns)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows = groups, groups.stride(1), out, x.numel() // columns, columns, factors, b
     more = bits(eps), centred, bits(offset), groups.shape[1], groups.stride(0), sets
-    return call(program.NORMALIZE, *rows, *more, out=out).to(dtype)
+    return compiled.cast(call(program.NORMALIZE, *rows, *more, out=out), dtype)
 
 
 def _offset(w_D: Tensor, dtype: torch.dtype, offset: float) -> Tensor:
