@@ -74,10 +74,12 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
 
     def act(x: Tensor) -> Tensor:
         if compiled.takes(x, narrow=True):
-            rows, out = compiled.in_rows(compiled.widened(x)), torch.empty(x.shape)
-            shape = rows.stride(0), out, *rows.shape
-            call(program.ACTIVATE, number, rows, *shape, most, out=out)
-            return compiled.cast(out, x.dtype)
+            if x.dtype != torch.float32:
+                return compiled.cast(act(compiled.widened(x)), x.dtype)
+            rows, out = compiled.in_rows(x), torch.empty(x.shape)
+            return call(
+                program.ACTIVATE, number, rows, rows.stride(0), out, *rows.shape, most, out=out
+            )
         if limit is None:
             return plain(x)
         return plain(at_least_float32(x).clamp(max=limit)).to(x.dtype)  # unrounded limit

@@ -34,7 +34,7 @@ def attend(
     `cap`, `slopes_H` with the queries' `positions`, and `sinks_H`: see `scores` and `weights`;
     without a fused kernel, these are computed in blocks of queries.
 
-    The arithmetic has the dtype of the queries, or float32 if that is `compiled.emulated`; narrower
+    The arithmetic has the dtype of the queries, or float32 if that is `compiled.EMULATED`; narrower
     keys and values are widened.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
@@ -45,7 +45,9 @@ def attend(
             q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H, slopes_H, positions
         )
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
-    dtype, q_BHTd = q_BHTd.dtype, compiled.widened(q_BHTd)
+    dtype = q_BHTd.dtype
+    if dtype in compiled.EMULATED and compiled.runs(q_BHTd):
+        q_BHTd = q_BHTd.float()
     k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
     # with a mask the CPU kernel supports grouped heads, CUDA's fused kernels do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):

@@ -26,10 +26,17 @@ MAX_GROUP = 128  # query heads that share keys and values (attention.c)
 _PASS = 4  # of these share a pass over one token's keys and values (attention.c)
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in program.h
 
-WIDEN_FROM = (torch.bfloat16, torch.float32, torch.float16)  # argument 5 of WIDEN (bfloat16.c)
+# Argument 5 of WIDEN (bfloat16.c).
+WIDEN_FROM = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}
 
 # Formats of `look_up` for row-major matrices.
 IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
+
+# The 16-bit dtypes that this processor has no arithmetic for, so that PyTorch's is slow.
+EMULATED = frozenset({
+    *(() if processor.has_bfloat16() else (torch.bfloat16,)),
+    *(() if processor.has_float16() else (torch.float16,)),
+})  # fmt: skip
 
 
 def runs(x: Tensor) -> bool:
@@ -43,45 +50,33 @@ def runs(x: Tensor) -> bool:
 
 
 def takes(*tensors: Tensor | None, narrow: bool = False) -> bool:
-    """Whether kernels support these: float32, or with `narrow` `emulated`, on a CPU, not empty."""
+    """Whether kernels support these: float32, or with `narrow` `EMULATED`, on a CPU, not empty."""
     if torch.compiler.is_compiling() or native.level() is None:
         return False
     for x in tensors:
         if x is None:
             continue
-        if x.dtype != torch.float32 and not (narrow and emulated(x.dtype)):
+        if x.dtype != torch.float32 and not (narrow and x.dtype in EMULATED):
             return False
         if not (x.ndim and x.numel() and x.is_cpu and type(x) is Tensor):
             return False
     return True
 
 
-def emulated(dtype: torch.dtype) -> bool:
-    """Whether this processor lacks arithmetic in these 16 bits, so that PyTorch's is slow."""
-    if dtype == torch.bfloat16:
-        return not processor.has_bfloat16()
-    return dtype == torch.float16 and not processor.has_float16()
-
-
 def widened(x: Tensor) -> Tensor:
-    """`x` `[…]` or `[B, T, N, d]` in float32 if its dtype is `emulated` and kernels can read it.
-
-    Otherwise `x` itself.
-    """
-    if not (emulated(x.dtype) and runs(x)):
-        return x
-    if not program.recording():
+    """`x` `[…]` or `[B, T, N, d]` in float32."""
+    if x.dtype not in IN_16_BITS or not (program.recording() and runs(x)):
         return x.float()
     rows = x.view(1, -1) if x.is_contiguous() else in_rows(x.flatten(2) if x.ndim == 4 else x)
     wide = torch.empty(len(rows), -(-rows.shape[1] // 32) * 32)
-    kind = WIDEN_FROM.index(x.dtype), True, True
+    kind = WIDEN_FROM[x.dtype], True, True
     call(program.WIDEN, rows, rows.stride(0), wide, *rows.shape, *kind, out=wide)
     return wide[:, : rows.shape[1]].view(x.shape)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` converted to `dtype`, or `x` itself if it has that dtype."""
-    if dtype not in IN_16_BITS or not (program.recording() and takes(x)):
+    if x.dtype == dtype or dtype not in IN_16_BITS or not (program.recording() and takes(x)):
         return x.to(dtype)
     rows, out = in_rows(x), torch.empty(x.shape, dtype=dtype)
     number = NUMBERS.index(dtype)
@@ -93,11 +88,12 @@ def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
 
     Token t of sequence b is at position `starts[b]` + t; a single start applies to all sequences.
     """
-    wide_BTNd, far = evenly_spaced(widened(x_BTNd))
-    out = torch.empty(wide_BTNd.shape)
+    if x_BTNd.dtype != torch.float32:
+        return cast(rotate(widened(x_BTNd), cos, sin, starts), x_BTNd.dtype)
+    x_BTNd, far = evenly_spaced(x_BTNd)
+    out = torch.empty(x_BTNd.shape)
     table = cos.shape[-1], cos, sin, starts, len(starts) > 1
-    call(program.ROTATE, wide_BTNd, far, out, *wide_BTNd.shape, *table, out=out)
-    return cast(out, x_BTNd.dtype)
+    return call(program.ROTATE, x_BTNd, far, out, *x_BTNd.shape, *table, out=out)
 
 
 def grow(q_BHTd: Tensor, growth: QueryGrowth, starts: Tensor) -> Tensor:
@@ -134,7 +130,7 @@ def flat(kind: int, x: Tensor, operand: program.Argument) -> Tensor:
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False) -> bool:
     """Whether `attend` supports it: heads within its size limits, contiguous in the last axis.
 
-    Queries in 16 bits only if these are `emulated`, or `unfused` (with a cap, sinks or slopes);
+    Queries in 16 bits only if these are `EMULATED`, or `unfused` (with a cap, sinks or slopes);
     many tokens only with 16-bit keys, or `unfused`; otherwise PyTorch's kernel is used. So it is
     without a processor level, where our FMAs would be function calls. For one token, rows of values
     may have gaps.
@@ -170,7 +166,7 @@ def attend(
     """
     dtype = q_BHTd.dtype
     if dtype != torch.float32:
-        q_BHTd = widened(q_BHTd.transpose(1, 2)).transpose(1, 2).float()
+        q_BHTd = widened(q_BHTd.transpose(1, 2)).transpose(1, 2)
     slopes = None if slopes_H is None else slopes_H.data_ptr()
     batch, heads, tokens, size = q_BHTd.shape
     kv_heads, capacity, values = v_BKCe.shape[1:]
@@ -195,7 +191,7 @@ def attend(
     else:
         rows = numbers, *q_BHTd.stride()[:3], tokens
         call(program.ATTEND_ROWS, *places, *shape, *seen, *rows, *end, slopes, out=out_BTHe)
-    return cast(out_BTHe, dtype).transpose(1, 2)
+    return (out_BTHe if dtype == torch.float32 else cast(out_BTHe, dtype)).transpose(1, 2)
 
 
 def look_up(

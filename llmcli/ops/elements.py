@@ -35,10 +35,12 @@ def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
 
 def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     """`x ∘ y`, of equal shapes; with a `clamp` `x ∘ (clip(y, ±limit) + offset)`, rounded once."""
-    if compiled.takes(x, y, narrow=program.recording()):  # PyTorch's product has the same bits
-        rows = compiled.in_rows(compiled.widened(x))
-        out = _gated(rows, rows.stride(0), compiled.widened(y), clamp)
-        return compiled.cast(out, torch.promote_types(x.dtype, y.dtype))
+    if x.dtype in compiled.EMULATED and program.recording():  # PyTorch's product has the same bits
+        wide = gate(compiled.widened(x), compiled.widened(y), clamp)
+        return compiled.cast(wide, torch.promote_types(x.dtype, y.dtype))
+    if compiled.takes(x, y):
+        rows = compiled.in_rows(x)
+        return _gated(rows, rows.stride(0), y, clamp)
     if clamp is None:
         return x * y
     wide = at_least_float32(y).clamp(-clamp.limit, clamp.limit).add_(clamp.offset)

@@ -41,7 +41,7 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
         return product_float32(x, w_NK, b_N)
     if on_card.multiplies(x, w_NK):
         return on_card.product(x, w_NK, b_N, x.dtype)
-    if _in_float32(x):
+    if x.dtype in compiled.EMULATED and _in_float32(x):
         return compiled.cast(product_float32(x, w_NK, b_N), x.dtype)
     if _takes_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N).to(x.dtype)
@@ -63,7 +63,7 @@ def pad_rows(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
 
 def linear_fp32_out(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest available product."""
-    if x.is_cuda or _in_float32(x):
+    if x.is_cuda or (x.dtype in compiled.EMULATED and _in_float32(x)):
         return product_float32(x, w_NK, b_N)
     if _takes_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
@@ -123,4 +123,4 @@ def _takes_kernel(x: Tensor, w_NK: Tensor) -> bool:
 
 def _in_float32(x: Tensor) -> bool:
     many = x.numel() >= _MANY_ROWS * x.shape[-1]
-    return x.is_cpu and compiled.emulated(x.dtype) and (many or compiled.runs(x))
+    return x.is_cpu and (many or compiled.runs(x))

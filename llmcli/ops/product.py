@@ -40,7 +40,8 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
-    x = compiled.widened(x)
+    if x.dtype in compiled.EMULATED and compiled.runs(x):
+        x = compiled.widened(x)
     if x.dtype == torch.float32 and native.level() in FAST_WIDE and _is_for_kernels(x, w_NK):
         tiles = native.level() == "amx" and w_NK.dtype == torch.bfloat16
         return (_by_tiles if tiles else _by_rows)(x, w_NK, b_N)
@@ -79,7 +80,7 @@ def _widened(x_MK: Tensor, halves: bool, *, own: bool = False) -> tuple[program.
     """
     rows, columns = x_MK.shape
     wide = torch.empty(rows, -(-columns // 32) * 32)
-    kind = compiled.WIDEN_FROM.index(x_MK.dtype), halves, own
+    kind = compiled.WIDEN_FROM[x_MK.dtype], halves, own
     return (program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, *kind), wide
 
 
@@ -114,7 +115,7 @@ def routed_by_kernel(
     for one row and one matrix; matrices are stored by rows.
     """
     x_MK = x_MK.contiguous()
-    bias_EN = None if bias_EN is None else compiled.widened(bias_EN).float()
+    bias_EN = None if bias_EN is None else compiled.widened(bias_EN)
     out_PN = torch.empty(len(pairs[0]), w_ENK.shape[1])
     if bf16_dot and native.level() != "avx512bf16":
         x_MK, bf16_dot = x_MK.bfloat16().float(), False
@@ -152,7 +153,7 @@ def _multiplied(
     `source`: rows of x, or the output of `prepare`, the op that converts them.
     """
     if b_N is not None:
-        b_N = compiled.widened(b_N).float().contiguous()
+        b_N = compiled.widened(b_N).contiguous()
     rows, outputs = x.shape[:-1], len(w_NK)
     out = torch.empty(*rows, outputs)
     shape = outputs, rows.numel(), *w_NK.shape

@@ -32,6 +32,7 @@ from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, longest_context, memor
 from llmcli.graph.parts.registry import layer_types
 from llmcli.graph.precision import Precision, matrices
 from llmcli.kernels import native
+from llmcli.ops import compiled
 
 FLOAT32 = Precision.of("float32")
 
@@ -207,6 +208,7 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(monkeypatch,
     run = PlannedRun(config, precision, batch=batch, context=PROMPT_CHUNK + past)
     for hardware in {False, narrow and processor.has_bfloat16()}:
         monkeypatch.setattr(processor, "has_bfloat16", lambda hardware=hardware: hardware)
+        monkeypatch.setattr(compiled, "EMULATED", frozenset() if hardware else {torch.bfloat16})
         real = allocated(config, batch, PROMPT_CHUNK, past, precision)
         guess = prefill_peak(replace(run, native=hardware))
         most = 2 if narrow and not hardware else 1.5  # without, products convert weights

@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import COMPUTED, IN_BLOCKS
 
-from llmcli import processor
 from llmcli.decoder.steps import KernelRecorder
 from llmcli.engine.session import Session
 from llmcli.kernels import native
 from llmcli.nn.step import Edit
-from llmcli.ops import elements
+from llmcli.ops import compiled, elements
 
 pytestmark = needs_kernels
 
@@ -106,7 +105,7 @@ def test_16_bits_that_the_processor_lacks_are_widened(monkeypatch, level, name, 
     """No product or attention by PyTorch, which is slow; and a recorded step has the same bits."""
     if level not in native.levels():
         pytest.skip(f"this processor has no {level}")
-    monkeypatch.setattr(processor, "flags", frozenset)
+    monkeypatch.setattr(compiled, "EMULATED", compiled.IN_16_BITS)
     monkeypatch.setenv(native.VARIABLE, level)
     for cached in (native.level, native.team):
         cached.cache_clear()

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli import processor
 from llmcli.kernels import native, program
-from llmcli.ops import linear, product
+from llmcli.ops import compiled, linear, product
 from llmcli.ops.product import product_float32
 
 numbers = partial(drawn, dtype=torch.bfloat16)
@@ -52,8 +52,7 @@ def test_results_are_float32_and_rounded_as_such(monkeypatch, dtype, lay, shape,
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rows_in_16_bits_are_rounded_once(monkeypatch, lay, hardware, shape, bias, dtype):
-    flags = frozenset({"avx512_bf16", "avx512_fp16"} if hardware else ())
-    monkeypatch.setattr(processor, "flags", lambda: flags)
+    monkeypatch.setattr(compiled, "EMULATED", () if hardware else (dtype,))
     monkeypatch.setattr(product, "HEAD_NUMBERS", 40 * 64)
     w = LAYS[lay](numbers(300, 40, seed=1, dtype=dtype))
     x = numbers(*shape, seed=2, dtype=dtype)
@@ -72,7 +71,7 @@ def test_rows_in_16_bits_are_rounded_once(monkeypatch, lay, hardware, shape, bia
 
 @pytest.mark.parametrize("level", ["portable", None])
 def test_rows_in_16_bits_avoid_the_emulation(monkeypatch, level):
-    monkeypatch.setattr(processor, "flags", frozenset)
+    monkeypatch.setattr(compiled, "EMULATED", compiled.IN_16_BITS)
     monkeypatch.setattr(native, "level", lambda: level)
     seen, through = [], F.linear
     monkeypatch.setattr(F, "linear", lambda x, *rest: seen.append(len(x)) or through(x, *rest))
