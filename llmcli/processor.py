@@ -46,8 +46,12 @@ def has_bfloat16() -> bool:
 
 
 def has_float16() -> bool:
-    """Whether the processor has float16 multiplication: AVX512-FP16, AMX-FP16 or Arm's."""
-    return not flags().isdisjoint({"avx512_fp16", "amx_fp16", "asimdhp"})
+    """Whether the processor has float16 multiplication: AVX512-FP16, AMX-FP16 or Arm's.
+
+    All of Apple's have it, whose flags are unreadable.
+    """
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return apple or not flags().isdisjoint({"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
 def _cpuinfo(keys: str) -> str:

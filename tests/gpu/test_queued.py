@@ -150,8 +150,10 @@ class TimedEvent(Event):
         return later.at - self.at
 
 
-@pytest.mark.parametrize("name", ["llama", "dynamic, within its length"])
-def test_timing_runs_what_generate_does(card, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("llama", 4), ("llama", 1), ("dynamic, within its length", 4)]
+)
+def test_timing_runs_what_generate_does(card, monkeypatch, name, tokens):
     """Captured steps that wait for no token, between two events; parts of computed ones, scaled."""
     for call in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
         monkeypatch.setattr(f"torch.cuda.{call}", lambda device: 0)
@@ -161,7 +163,7 @@ def test_timing_runs_what_generate_does(card, monkeypatch, name):
 
     def watched(workload, phase, clock, tap=None):
         if clock is None and tap is None and phase == "decode":
-            bare.append(phase)
+            bare.append(len(card.tapes))
             with card.queued(name == "llama"):  # rotations by length are made on the host
                 return run(workload, phase, clock, tap)
         return run(workload, phase, clock, tap)
@@ -177,11 +179,11 @@ def test_timing_runs_what_generate_does(card, monkeypatch, name):
         device="cuda", dtype="float64", threads=1, seconds=0.0, start_s=1e-3, caches=(),
         reads=(ReadRate(nbytes=1 << 28, bytes_per_s=1e12, level="memory"),), matrices=(),
     )  # fmt: skip
-    report = timing_run.measure_timing(model, PROMPTS[0], 4, pairs=3, ceilings=ceilings)
+    report = timing_run.measure_timing(model, PROMPTS[0], tokens, pairs=3, ceilings=ceilings)
     prefill, decode_phase = report.phases
-    assert len(bare) == 1 + 3
+    assert bare == [0] + 3 * [len(card.tapes)]  # only the run that warms up captures
     assert prefill.parts_scaled_by is None
-    assert decode_phase.bare_s == pytest.approx(4 * 2e-3 + 2e-3)  # a copy a token, and the end
+    assert decode_phase.bare_s == pytest.approx(tokens * 2e-3 + 2e-3)  # a copy a token, and the end
     factor = decode_phase.parts_scaled_by
     if name != "llama":  # whose steps are computed
         assert factor is None

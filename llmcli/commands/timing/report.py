@@ -156,9 +156,9 @@ class PhaseTime:
     called with. `unlike` counts the numbers (logits and ids) in which an instrumented run differs
     from the first bare one. `parts_scaled_by`: on a CUDA GPU bare runs replay captured steps, in
     which parts cannot be timed; `seconds` is then `bare_s`, between two events of the device, and
-    all parts and pieces are of an instrumented run of computed steps, times this factor; None:
-    nothing is scaled, and `overhead` is that of the instrumentation alone. `interrupted`: only the
-    pairs that were complete are counted.
+    all parts and pieces are of an instrumented run of computed steps, times this factor, and
+    `overhead` includes what capturing saves; None: nothing is scaled. `interrupted`: only the pairs
+    that were complete are counted.
     """
 
     name: Phase

@@ -122,8 +122,9 @@ def _overheads(report: TimingReport, details: bool) -> Iterator[Line]:
         yield Line(words, "yellow" if much else FAINT)
     for phase in report.phases:
         if (factor := phase.parts_scaled_by) is not None:
-            line = f"{phase.name}: captured steps; parts of computed ones, scaled by {factor:.2f}"
-            yield Line([f"{line} ({counted(phase.pairs, 'pair')})"], FAINT)
+            how = f"scaled by {factor:.2f} ({counted(phase.pairs, 'pair')})"
+            line = f"{phase.name}: timed with CUDA graphs; parts timed without, {how}"
+            yield Line([line], FAINT)
 
 
 def _headline(phase: PhaseTime) -> Line:

@@ -96,6 +96,7 @@ class Workload:
             "use a shorter prompt or a smaller --max-tokens",
         )
         self.session = Session(model.decoder, 1, self.capacity)
+        self.session.state.stepped = True  # the run that warms up records its first step, too
 
     def ready(self, phase: Phase) -> None:
         """The state in which the phase begins: nothing read yet, or the prompt."""
