@@ -159,11 +159,13 @@ def test_timing_runs_what_generate_does(card, monkeypatch, name, tokens):
         monkeypatch.setattr(f"torch.cuda.{call}", lambda device: 0)
     monkeypatch.setattr("torch.cuda.Event", TimedEvent)
     monkeypatch.setattr("llmcli.devices.require_memory", lambda *asked: None)
-    run, bare = Workload.run, []
+    run, bare, read = Workload.run, [], []
 
     def watched(workload, phase, clock, tap=None):
         if clock is None and tap is None and phase == "decode":
             bare.append(len(card.tapes))
+            waits = lambda event: read.append(workload.session.lengths[0])  # noqa: E731
+            monkeypatch.setattr(TimedEvent, "synchronize", waits)
             with card.queued(name == "llama"):  # rotations by length are made on the host
                 return run(workload, phase, clock, tap)
         return run(workload, phase, clock, tap)
@@ -181,6 +183,8 @@ def test_timing_runs_what_generate_does(card, monkeypatch, name, tokens):
     )  # fmt: skip
     report = timing_run.measure_timing(model, PROMPTS[0], tokens, pairs=3, ceilings=ceilings)
     prefill, decode_phase = report.phases
+    ahead = tokens > 1  # a token but the last is waited for when the next step was started
+    assert read[0] == len(PROMPTS[0]) + ahead
     assert bare == [0] + 3 * [len(card.tapes)]  # only the run that warms up captures
     assert prefill.parts_scaled_by is None
     assert decode_phase.bare_s == pytest.approx(tokens * 2e-3 + 2e-3)  # a copy a token, and the end

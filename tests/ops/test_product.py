@@ -17,6 +17,16 @@ from llmcli.ops.product import product_float32
 numbers = partial(drawn, dtype=torch.bfloat16)
 
 
+def test_what_is_emulated(monkeypatch):
+    known = {torch.bfloat16: processor.has_bfloat16(), torch.float16: processor.has_float16()}
+    assert {dtype for dtype, there in known.items() if not there} == compiled.EMULATED
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for flag in ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "asimdhp", "avx2"):
+        monkeypatch.setattr(processor, "flags", lambda flag=flag: frozenset({flag}))
+        assert processor.has_bfloat16() == flag.endswith("bf16")
+        assert processor.has_float16() == flag.endswith(("_fp16", "hp"))
+
+
 def by_columns(w):
     return w.t().contiguous().t()
 
