@@ -45,6 +45,15 @@ def has_bfloat16() -> bool:
     return not flags().isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
+def has_float16() -> bool:
+    """Whether the processor has float16 multiplication: AVX512-FP16, AMX-FP16 or Arm's.
+
+    All of Apple's have it, whose flags are unreadable.
+    """
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return apple or not flags().isdisjoint({"avx512_fp16", "amx_fp16", "asimdhp"})
+
+
 def _cpuinfo(keys: str) -> str:
     found = re.search(rf"^(?:{keys})\s*:\s*(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
     return found[1].strip() if found else ""

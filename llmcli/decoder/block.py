@@ -29,6 +29,7 @@ from llmcli.nn.linear import Fused
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Emitted, Step
+from llmcli.ops.compiled import cast
 from llmcli.ops.elements import add, scale
 from llmcli.parts.attention import Attention
 from llmcli.parts.conv import ShortConv
@@ -188,9 +189,9 @@ class Block:
                 if reads is None and norm is not None:
                     reads = norm.observed(x_BTD, step)
                 elif reads is None:
-                    reads = x_BTD.to(self.dtype)
+                    reads = cast(x_BTD, self.dtype)
                 if branch.names.normed_residual:
-                    x_BTD, reads = reads, reads.to(self.dtype)
+                    x_BTD, reads = reads, cast(reads, self.dtype)
                     out_BTD = x_BTD if names.summed is None else None
                 added_BTD = branch(reads, state, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)

@@ -25,7 +25,7 @@ from llmcli.kernels import native
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.state import LayerState, State, allocate
 from llmcli.nn.step import Clock, Edit, ReplayClock, RopeTables, Step, Tap
-from llmcli.ops import on_card
+from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
@@ -137,13 +137,14 @@ class Decoder:
         attentions = [one.attention for one in config.layers if one.attention is not None]
         shared = {one.kv.layer for one in attentions} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
-        packed = precision.formats and self.dtype == torch.float32 and native.level() is not None
+        ours = precision.formats and self.dtype == torch.float32
+        ours = (ours or self.dtype in compiled.EMULATED) and native.level() is not None
         tables = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
         recorder: GraphRecorder | KernelRecorder | None = None
         if self.fixed_shapes:
             recorder = GraphRecorder(self.device)
-        elif packed and self.device.type == "cpu" and one and not dynamic:
+        elif ours and self.device.type == "cpu" and one and not dynamic:
             recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
         self.steps = Steps(recorder, off if one else "the layers are on several devices")

@@ -20,7 +20,7 @@ from llmcli.config.formats import ACTIVATION_BYTES, DECODED_AT_ONCE, DEEP, DEQUA
 from llmcli.config.latent import LatentConfig
 from llmcli.config.model import ModelConfig
 from llmcli.graph.graph import Graph, graph
-from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Score, Softmax, size
+from llmcli.graph.ops import Activate, Add, Mix, Normalize, Project, Rotate, Score, Softmax, size
 from llmcli.graph.plan import plan
 from llmcli.graph.precision import Precision
 from llmcli.graph.recurrence import LinearMap
@@ -103,7 +103,8 @@ class _Chunk:
     """The last chunk of a run's prompt: `tokens` per sequence, with `keys` in its cache.
 
     `size`: bytes of a number; `wide`: in at least float32; `kept`: in the cache. `native`: the
-    processor multiplies the dtype's 16 bits. `specs`: tensors of one layer of each kind by name.
+    processor multiplies the dtype's 16 bits; `emulated`: it does not, and float32 is used. `specs`:
+    tensors of one layer of each kind by name.
     """
 
     def __init__(self, run: PlannedRun) -> None:
@@ -113,6 +114,7 @@ class _Chunk:
         self.plain = run.cuda or precision.portable  # attention without our kernel for a CPU
         self.rows = self.batch * self.tokens
         self.size, self.kept = DTYPE_BYTES[precision.dtype], DTYPE_BYTES[precision.cache]
+        self.emulated = self.size < 4 and not (self.native or self.cuda)
         self.wide = max(self.size, 4)
         first = {layer: i for i, layer in reversed([*enumerate(model.config.layers)])}
         past = self.keys - self.tokens
@@ -182,6 +184,8 @@ class _Chunk:
             return copied + self._product(inputs, columns)
         if isinstance(op, Normalize | SumExperts):  # in float32
             return spec.count * self.wide
+        if isinstance(op, Activate) and self.emulated:  # in float32, operand and result
+            return spec.count * 2 * self.wide
         if isinstance(op, Rotate):  # narrower numbers are converted to float32 and back
             others = (one for one in self.specs.values() if one.shares == spec.shares)
             both = [spec] if spec.shares is None else others
@@ -250,7 +254,8 @@ class _Chunk:
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
         unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
-        if (unfused or sloped) and self.size <= 4 and not self.plain:  # our kernel
+        ours = (unfused or sloped) and self.size <= 4
+        if (ours or self.emulated) and not self.plain:  # our kernel
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if unfused or sloped:  # no kernel: blocks of queries
             # keys and values: of every head, on CUDA only where they are widened
@@ -258,13 +263,15 @@ class _Chunk:
             block = min(tokens, _QUERIES) * keys * 4 * heads + keys * dims * read
             return found + self.batch * block * wide + tokens * keys
         copied = self.batch * keys * few * dims * self.size  # keys and values
+        if self.emulated:  # all in float32
+            found += 2 * copied + self.rows * heads * dims * wide
         if self.kept < self.size:  # new keys in the cache's dtype, as our kernel reads them
             found += self.rows * few * sizes["dh"] * self.kept
             if not self.plain:
                 return found
             found += copied
         if self._is_masked(op.window):
-            found += tokens * keys * self.size  # the mask as 0 and -∞
+            found += tokens * keys * (wide if self.emulated else self.size)  # the mask as 0 and -∞
             if self.cuda:
                 found += tokens * keys * self.size  # and again, in aligned rows
                 each = dims * self.size if heads != few else 0  # keys and values for every head
@@ -292,6 +299,9 @@ class _Chunk:
         padded = 0 if self.cuda else a.heads * max(a.value_dim, a.head_dim)
         found = keys * (product + a.heads * a.head_dim + padded + a.rank * (self.kept < self.size))
         found += max(0, keys - self.rows) * product
+        if self.emulated:  # queries, keys, values and results in float32
+            both = keys * (a.heads * a.head_dim + padded)
+            found += 2 * (both + 2 * self.rows * a.heads * a.head_dim)
         found += self.tokens * self.keys if self.keys > self.tokens else 0  # the mask as 0 and -∞
         return found * self.size + self._product(a.rank, product)
 

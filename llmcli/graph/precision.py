@@ -31,6 +31,10 @@ _QUANTIZED = {"F8_E4M3", "F8_E5M2", "I8", "U8"}
 class Precision:
     """A model's formats and dtypes: `dtype` of activations and dense parameters.
 
+    In 16 bits the results of products, norms, rotations, activations and attention are rounded
+    once, from float32 sums; what is added to the residual stream and the logits may stay float32.
+    A processor without arithmetic in these 16 bits widens all operands (`ops.compiled`).
+
     `cache`: dtype of keys and values. `formats`: of parameters kept in the file's format, by name:
     in 16 bits, or in blocks, for whose products activations are rounded to integers of
     `activations` (16 or 8) bits. `file_layout`: GPU memory has blocks in the file's layout;

@@ -240,10 +240,10 @@ INLINE int64_t rows_of_pass(int64_t rows, int64_t m) {
 
 INLINE int64_t padded(int64_t columns) { return (columns + BLOCK - 1) / BLOCK * BLOCK; }
 
-/* WIDEN: rows of x [M, K], bfloat16 or float32, into `out`, float32 [M, K rounded up to 32], pass by
- * pass as `struct product` says. An item is a pass.
- * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32, 6 whether to keep the
- * order of columns (float16 matrix), 7 whether each row is a pass */
+/* WIDEN: rows of x [M, K] into `out`, float32 [M, K rounded up to 32], pass by pass as
+ * `struct product` says. An item is a pass.
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 x is 0 bfloat16, 1 float32, 2 float16,
+ * 6 whether to keep the order of columns (float16 matrix), 7 whether each row is a pass */
 static int64_t items_widen(const struct op *op) {
     return op->arg[7] ? op->arg[3] : (op->arg[3] + MOST_ROWS - 1) / MOST_ROWS;
 }
@@ -251,7 +251,7 @@ static int64_t items_widen(const struct op *op) {
 static void work_widen(const struct op *op, int64_t item, int64_t level) {
     const int64_t stride = op->arg[1], rows = op->arg[3], columns = op->arg[4];
     const char *x = address(op->arg[0]);
-    const size_t size = op->arg[5] ? 4 : 2;
+    const size_t size = op->arg[5] == 1 ? 4 : 2;
     int64_t m = op->arg[7] ? item : 0;
     (void)level;
     for (; item && !op->arg[7]; item--) m += rows_of_pass(rows, m);
@@ -263,8 +263,9 @@ static void work_widen(const struct op *op, int64_t item, int64_t level) {
             uint16_t narrow[BLOCK] = {0};
             size_t count = columns - k < BLOCK ? columns - k : BLOCK;
             const char *from = x + (i * stride + k) * (int64_t)size;
-            memcpy(op->arg[5] ? (void *)block : (void *)narrow, from, count * size);
-            for (int j = 0; !op->arg[5] && j < BLOCK; j++) block[j] = widened(narrow[j]);
+            memcpy(size == 4 ? (void *)block : (void *)narrow, from, count * size);
+            for (int j = 0; size == 2 && j < BLOCK; j++)
+                block[j] = op->arg[5] ? half(narrow[j]) : widened(narrow[j]);
             for (int j = 0; j < BLOCK; j++) next[op->arg[6] ? j : j / 2 + j % 2 * 16] = block[j];
         }
 }

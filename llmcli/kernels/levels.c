@@ -19,7 +19,7 @@
 #endif
 
 /* Incremented when exported functions or their arguments change. */
-int llmcli_native_version(void) { return 29; }
+int llmcli_native_version(void) { return 30; }
 
 /* The levels supported by processor and operating system: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {

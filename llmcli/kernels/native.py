@@ -28,7 +28,7 @@ TRITON = "triton"
 GROUPS = ("attention", "products", "packed", "sampling")
 _KEPT: list[Any] = []  # memory referenced by the library
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
-_VERSION = 29  # `llmcli_native_version` in levels.c
+_VERSION = 30  # `llmcli_native_version` in levels.c
 
 
 @dataclass

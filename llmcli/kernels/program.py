@@ -122,6 +122,11 @@ def recorded(lasting: Iterable[Tensor]) -> Iterator[Recording]:
         _recording = None
 
 
+def recording() -> bool:
+    """Whether operations are recorded now."""
+    return _recording is not None
+
+
 def call(*op: Argument, out: Tensor, writes: Sequence[Tensor] = ()) -> Tensor:
     """Run one operation, which writes its arguments `out` and `writes`; returns `out`."""
     run(op, writes=(out, *writes))

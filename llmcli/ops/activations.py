@@ -73,7 +73,9 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
     most = bits(math.inf if limit is None else limit)
 
     def act(x: Tensor) -> Tensor:
-        if compiled.takes(x):
+        if compiled.takes(x, narrow=True):
+            if x.dtype != torch.float32:
+                return compiled.cast(act(compiled.widened(x)), x.dtype)
             rows, out = compiled.in_rows(x), torch.empty(x.shape)
             return call(
                 program.ACTIVATE, number, rows, rows.stride(0), out, *rows.shape, most, out=out

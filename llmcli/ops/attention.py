@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config.attention import Window, first_key
+from llmcli.ops import compiled
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.product import batched_factor, batched_product
 
@@ -33,9 +34,9 @@ def attend(
     `cap`, `slopes_H` with the queries' `positions`, and `sinks_H`: see `scores` and `weights`;
     without a fused kernel, these are computed in blocks of queries.
 
-    The arithmetic has the dtype of the queries; narrower keys and values are widened. The softmax
-    has at least float32; 16-bit values are multiplied with 16-bit weights, on a CPU only by the
-    fused kernel.
+    The arithmetic has the dtype of the queries, or float32 if that is `compiled.EMULATED`; narrower
+    keys and values are widened. The softmax has at least float32; 16-bit values are multiplied with
+    16-bit weights, on a CPU only by the fused kernel.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
@@ -45,10 +46,13 @@ def attend(
             q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H, slopes_H, positions
         )
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
+    dtype = q_BHTd.dtype
+    if dtype in compiled.EMULATED and compiled.runs(q_BHTd):
+        q_BHTd = q_BHTd.float()
     k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
     # with a mask the CPU kernel supports grouped heads, CUDA's fused kernels do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
-        return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)
+        return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask).to(dtype)
     if mask is not None and heads != kv_heads and q_BHTd.is_cuda:
         k_BKSd, v_BKSe = (x.repeat_interleave(heads // kv_heads, 1) for x in (k_BKSd, v_BKSe))
         kv_heads = heads
@@ -64,7 +68,7 @@ def attend(
         scale=scale,
         enable_gqa=heads != kv_heads,
     )
-    return z_BHTe if z_BHTe.shape[-1] == values else z_BHTe[..., :values]
+    return (z_BHTe if z_BHTe.shape[-1] == values else z_BHTe[..., :values]).to(dtype)
 
 
 def _of_one_size(*tensors: Tensor) -> list[Tensor]:

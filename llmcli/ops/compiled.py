@@ -1,8 +1,12 @@
 """Operations by our C kernels for float32 on a CPU: when they are used, attention, and look-ups.
 
 Results are bit-identical for any number of rows, threads and processor level. Other operations call
-their kernels beside their PyTorch implementation. Axes: B batch, T tokens, N heads of queries and
-keys together, H heads, K key/value heads, C slots, d and e sizes of a head.
+their kernels beside their PyTorch implementation. Where the processor has no arithmetic in the 16
+bits of the activations, operands are widened to float32 and each result is rounded once (`widened`,
+`cast`).
+
+Axes: B batch, T tokens, N heads of queries and keys together, H heads, K key/value heads, C slots,
+d and e sizes of a head.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli import processor
 from llmcli.config.attention import Chunk, QueryGrowth, Window, most_keys
 from llmcli.config.formats import PACKED
 from llmcli.kernels import native, program
@@ -21,8 +26,17 @@ MAX_GROUP = 128  # query heads that share keys and values (attention.c)
 _PASS = 4  # of these share a pass over one token's keys and values (attention.c)
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in program.h
 
+# Argument 5 of WIDEN (bfloat16.c).
+WIDEN_FROM = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}
+
 # Formats of `look_up` for row-major matrices.
 IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
+
+# The 16-bit dtypes that this processor has no arithmetic for, so that PyTorch's is slow.
+EMULATED = frozenset({
+    *(() if processor.has_bfloat16() else (torch.bfloat16,)),
+    *(() if processor.has_float16() else (torch.float16,)),
+})  # fmt: skip
 
 
 def runs(x: Tensor) -> bool:
@@ -35,16 +49,38 @@ def runs(x: Tensor) -> bool:
     )
 
 
-def takes(*tensors: Tensor | None) -> bool:
-    """Whether kernels support these: float32 on a CPU, not empty."""
+def takes(*tensors: Tensor | None, narrow: bool = False) -> bool:
+    """Whether kernels support these: float32, or with `narrow` `EMULATED`, on a CPU, not empty."""
     if torch.compiler.is_compiling() or native.level() is None:
         return False
     for x in tensors:
-        if x is not None and not (
-            x.dtype == torch.float32 and x.ndim and x.numel() and x.is_cpu and type(x) is Tensor
-        ):
+        if x is None:
+            continue
+        if x.dtype != torch.float32 and not (narrow and x.dtype in EMULATED):
+            return False
+        if not (x.ndim and x.numel() and x.is_cpu and type(x) is Tensor):
             return False
     return True
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` `[…]` or `[B, T, N, d]` in float32."""
+    if x.dtype not in IN_16_BITS or not (program.recording() and runs(x)):
+        return x.float()
+    rows = x.view(1, -1) if x.is_contiguous() else in_rows(x.flatten(2) if x.ndim == 4 else x)
+    wide = torch.empty(len(rows), -(-rows.shape[1] // 32) * 32)
+    kind = WIDEN_FROM[x.dtype], True, True
+    call(program.WIDEN, rows, rows.stride(0), wide, *rows.shape, *kind, out=wide)
+    return wide[:, : rows.shape[1]].view(x.shape)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` converted to `dtype`, or `x` itself if it has that dtype."""
+    if x.dtype == dtype or dtype not in IN_16_BITS or not (program.recording() and takes(x)):
+        return x.to(dtype)
+    rows, out = in_rows(x), torch.empty(x.shape, dtype=dtype)
+    number = NUMBERS.index(dtype)
+    return call(program.NARROW, rows, rows.stride(0), out, *rows.shape, number, out=out)
 
 
 def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
@@ -52,6 +88,8 @@ def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
 
     Token t of sequence b is at position `starts[b]` + t; a single start applies to all sequences.
     """
+    if x_BTNd.dtype != torch.float32:
+        return cast(rotate(widened(x_BTNd), cos, sin, starts), x_BTNd.dtype)
     x_BTNd, far = evenly_spaced(x_BTNd)
     out = torch.empty(x_BTNd.shape)
     table = cos.shape[-1], cos, sin, starts, len(starts) > 1
@@ -92,10 +130,12 @@ def flat(kind: int, x: Tensor, operand: program.Argument) -> Tensor:
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False) -> bool:
     """Whether `attend` supports it: heads within its size limits, contiguous in the last axis.
 
-    Many tokens only with 16-bit keys, or `unfused` (with a cap, sinks or slopes); otherwise
-    PyTorch's kernel is used. So it is without a processor level, where our FMAs would be function
-    calls. For one token, rows of values may have gaps.
+    Queries in 16 bits only if these are `EMULATED`, or `unfused` (with a cap, sinks or slopes);
+    many tokens only with 16-bit keys, or `unfused`; otherwise PyTorch's kernel is used. So it is
+    without a processor level, where our FMAs would be function calls. For one token, rows of values
+    may have gaps.
     """
+    narrow = unfused and q_BHTd.dtype in IN_16_BITS and runs(q_BHTd) and q_BHTd.numel() > 0
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
     many = (
@@ -106,7 +146,7 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = F
         and v_BKCe.stride(2) == sizes[1]
     )
     return (
-        takes(q_BHTd)
+        (narrow or takes(q_BHTd, narrow=True))
         and (one or many)
         and k_BKCd.dtype in NUMBERS
         and k_BKCd.stride()[2:] == (sizes[0], 1)
@@ -121,9 +161,12 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """See `ops.attention.attend`: query t of sequence b sees the slots up to `starts[b]` + t.
 
-    With a window only the last ones, or those of its chunk. Returns `[B, H, T, e]`. `slopes_H` in
-    float32 must last as long as recorded steps.
+    With a window only the last ones, or those of its chunk. Returns `[B, H, T, e]`, in 16 bits
+    rounded once. `slopes_H` in float32 must last as long as recorded steps.
     """
+    dtype = q_BHTd.dtype
+    if dtype != torch.float32:
+        q_BHTd = widened(q_BHTd.transpose(1, 2)).transpose(1, 2)
     slopes = None if slopes_H is None else slopes_H.data_ptr()
     batch, heads, tokens, size = q_BHTd.shape
     kv_heads, capacity, values = v_BKCe.shape[1:]
@@ -148,7 +191,7 @@ def attend(
     else:
         rows = numbers, *q_BHTd.stride()[:3], tokens
         call(program.ATTEND_ROWS, *places, *shape, *seen, *rows, *end, slopes, out=out_BTHe)
-    return out_BTHe.transpose(1, 2)
+    return (out_BTHe if dtype == torch.float32 else cast(out_BTHe, dtype)).transpose(1, 2)
 
 
 def look_up(

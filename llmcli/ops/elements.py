@@ -35,6 +35,9 @@ def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
 
 def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     """`x ∘ y`, of equal shapes; with a `clamp` `x ∘ (clip(y, ±limit) + offset)`, rounded once."""
+    if x.dtype in compiled.EMULATED and program.recording():  # PyTorch's product has the same bits
+        wide = gate(compiled.widened(x), compiled.widened(y), clamp)
+        return compiled.cast(wide, torch.promote_types(x.dtype, y.dtype))
     if compiled.takes(x, y):
         rows = compiled.in_rows(x)
         return _gated(rows, rows.stride(0), y, clamp)
@@ -59,12 +62,3 @@ def _gated(factors: Tensor | int, stride: int, y: Tensor, clamp: GateClamp | Non
     return call(
         program.GATE, factors, rows, rows.stride(0), out, *rows.shape, *bounds, stride, out=out
     )
-
-
-def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` converted to `dtype`, or `x` itself if it has that dtype."""
-    if dtype not in compiled.IN_16_BITS or not compiled.takes(x):
-        return x.to(dtype)
-    rows, out = compiled.in_rows(x), torch.empty(x.shape, dtype=dtype)
-    number = compiled.NUMBERS.index(dtype)
-    return call(program.NARROW, rows, rows.stride(0), out, *rows.shape, number, out=out)

@@ -17,39 +17,34 @@ from torch import Tensor
 
 from llmcli import processor
 from llmcli.kernels import native
-from llmcli.ops import on_card
+from llmcli.ops import compiled, on_card
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import by_kernel, has_kernel, product_float32
 
-# Rows from which converting the weights pays off (break-even at 8 to 16).
+# Rows from which converting the weights pays off without kernels (break-even at 8 to 16).
 _MANY_ROWS = 16
 # Rows up to which our kernel is faster than PyTorch's product: 1.8 times at one to four rows, 0.9
 # to 1.1 times at 16 (`tests/benchmarks/kernels.py`).
 _FEW_ROWS = 8
 _LOT = 32  # rows
-_CHUNK = 1 << 22  # weights converted at a time: 16 MiB of float32
 
 
 def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]`, in the dtype of `x`; W may have 16 bits with float32 `x`.
 
-    Few bfloat16 rows on a CPU use our kernel. Many bfloat16 rows on a processor without bfloat16
-    instructions are computed in float32: PyTorch's emulation has a third of float32's speed (512
-    rows of SmolLM2: 260 against 680 tokens/s, 2 cores). The sums are float32 either way.
+    Few bfloat16 rows on a CPU use our kernel. Rows in 16 bits that the processor has no arithmetic
+    for are computed in float32 (few of them only with kernels): PyTorch's emulation has a third of
+    float32's speed (512 rows of SmolLM2: 260 against 680 tokens/s, 2 cores). The sums are float32
+    either way, and rounded once.
     """
     if x.dtype == torch.float32 and w_NK.dtype in (torch.bfloat16, torch.float16):
         return product_float32(x, w_NK, b_N)
     if on_card.multiplies(x, w_NK):
         return on_card.product(x, w_NK, b_N, x.dtype)
+    if x.dtype in compiled.EMULATED and _in_float32(x):
+        return compiled.cast(product_float32(x, w_NK, b_N), x.dtype)
     if _takes_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N).to(x.dtype)
-    if (
-        x.dtype == torch.bfloat16
-        and x.is_cpu
-        and x.numel() // x.shape[-1] >= _MANY_ROWS
-        and not processor.has_bfloat16()
-    ):
-        return _through_float32(x, w_NK, b_N)
     return F.linear(x, w_NK, b_N)
 
 
@@ -68,7 +63,7 @@ def pad_rows(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
 
 def linear_fp32_out(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest available product."""
-    if x.is_cuda:
+    if x.is_cuda or (x.dtype in compiled.EMULATED and _in_float32(x)):
         return product_float32(x, w_NK, b_N)
     if _takes_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
@@ -127,13 +122,6 @@ def _takes_kernel(x: Tensor, w_NK: Tensor) -> bool:
     return few and has_kernel(x, w_NK)
 
 
-def _through_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    wide_MK = x.flatten(0, -2).float()
-    outputs = w_NK.shape[0]
-    out_MN = x.new_empty(wide_MK.shape[0], outputs)
-    step = max(1, _CHUNK // w_NK.shape[1])
-    for start in range(0, outputs, step):
-        part = slice(start, start + step)
-        y = wide_MK @ w_NK[part].t().float()
-        out_MN[:, part] = y if b_N is None else y.add_(b_N[part])
-    return out_MN.view(*x.shape[:-1], outputs)
+def _in_float32(x: Tensor) -> bool:
+    many = x.numel() >= _MANY_ROWS * x.shape[-1]
+    return x.is_cpu and (many or compiled.runs(x))

@@ -68,13 +68,15 @@ def _by_kernel(
     x = at_least_float32(x)
     if not compiled.takes(x):
         return None
-    w, b = None if w is None else w.float(), None if b is None else b.float()
+    w = w if w is None or w.dtype == torch.float32 else compiled.widened(w)
+    b = b if b is None or b.dtype == torch.float32 else compiled.widened(b)
     columns, groups = x.shape[-1], compiled.in_groups(x)
     factors, sets = (ones(columns).data_ptr(), 1) if w is None else (w, w.numel() // columns)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows = groups, groups.stride(1), out, x.numel() // columns, columns, factors, b
     more = bits(eps), centred, bits(offset), groups.shape[1], groups.stride(0), sets
-    return call(program.NORMALIZE, *rows, *more, out=out).to(dtype)
+    call(program.NORMALIZE, *rows, *more, out=out)
+    return compiled.cast(out, dtype) if dtype in compiled.EMULATED else out.to(dtype)
 
 
 def _offset(w_D: Tensor, dtype: torch.dtype, offset: float) -> Tensor:
@@ -161,4 +163,6 @@ def layer_scale(x_BTD: Tensor, eps: float) -> Tensor:
 
 def at_least_float32(x: Tensor) -> Tensor:
     """`x` in float32, or unchanged if float64."""
+    if x.dtype in compiled.EMULATED:
+        return compiled.widened(x)
     return x if x.dtype == torch.float64 else x.float()

@@ -24,6 +24,7 @@ _TAKEN = {
     (torch.float32, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16),
     (torch.float32, torch.float16),
+    (torch.float16, torch.float16),
 }
 
 
@@ -40,6 +41,8 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
+    if x.dtype in compiled.EMULATED and compiled.runs(x):
+        x = compiled.widened(x)
     if x.dtype == torch.float32 and native.level() in FAST_WIDE and _is_for_kernels(x, w_NK):
         tiles = native.level() == "amx" and w_NK.dtype == torch.bfloat16
         return (_by_tiles if tiles else _by_rows)(x, w_NK, b_N)
@@ -78,9 +81,8 @@ def _widened(x_MK: Tensor, halves: bool, *, own: bool = False) -> tuple[program.
     """
     rows, columns = x_MK.shape
     wide = torch.empty(rows, -(-columns // 32) * 32)
-    from_float32 = x_MK.dtype == torch.float32
-    op = program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, from_float32, halves, own
-    return op, wide
+    kind = compiled.WIDEN_FROM[x_MK.dtype], halves, own
+    return (program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, *kind), wide
 
 
 def batched_factor(y: Tensor, inputs: torch.dtype) -> Tensor:
@@ -133,7 +135,7 @@ def routed_by_kernel(
     for one row and one matrix; matrices are stored by rows.
     """
     x_MK = x_MK.contiguous()
-    bias_EN = None if bias_EN is None else bias_EN.float()
+    bias_EN = None if bias_EN is None else compiled.widened(bias_EN)
     out_PN = torch.empty(len(pairs[0]), w_ENK.shape[1])
     if bf16_dot and native.level() != "avx512bf16":
         x_MK, bf16_dot = x_MK.bfloat16().float(), False
@@ -171,7 +173,7 @@ def _multiplied(
     `source`: rows of x, or the output of `prepare`, the op that converts them.
     """
     if b_N is not None:
-        b_N = b_N.float().contiguous()
+        b_N = compiled.widened(b_N).contiguous()
     rows, outputs = x.shape[:-1], len(w_NK)
     out = torch.empty(*rows, outputs)
     shape = outputs, rows.numel(), *w_NK.shape
@@ -194,5 +196,5 @@ def _in_chunks(x_MK: Tensor, w_NK: Tensor) -> Tensor:
     step = max(1, HEAD_NUMBERS // max(1, w_NK.shape[1]))
     for start in range(0, len(w_NK), step):
         part = slice(start, start + step)
-        out_MN[:, part] = wide_MK @ w_NK[part].float().t()
+        torch.mm(wide_MK, w_NK[part].float().t(), out=out_MN[:, part])
     return out_MN

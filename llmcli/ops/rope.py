@@ -74,7 +74,7 @@ def rotate(x_BTHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Computed in the tables' dtype (at least float32), returned in the dtype of `x`.
     """
-    if compiled.takes(x_BTHd, cos):
+    if compiled.takes(x_BTHd, cos, narrow=True):
         cosines, sines = (table.reshape(-1, table.shape[-1]) for table in (cos, sin))
         each = x_BTHd.shape[1] if cos.ndim == 4 else 0  # table rows per sequence
         starts_B = torch.arange(x_BTHd.shape[0] if each else 1) * each

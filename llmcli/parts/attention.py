@@ -31,7 +31,8 @@ from llmcli.nn.step import Step
 from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, scores, visible_keys, weights
-from llmcli.ops.elements import cast, clip, gate
+from llmcli.ops.compiled import cast
+from llmcli.ops.elements import clip, gate
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.norm import Norm
@@ -112,12 +113,9 @@ class Attention(SoftmaxMap):
         # no slopes)
         unfused = own.cap is not None or own.sinks or slopes_H is not None
         on_a_card = step.cached and step.fixed and slopes_H is None
-        widened = unfused and compiled.runs(q_BHTd)
-        wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
-        if step.cached and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
-            rows = wide_BHTd, k_BKSd, v_BKSe, step.starts_B
-            z_BHTe = compiled.attend(*rows, window=own.window, slopes_H=slopes_H, **how)
-            return z_BHTe.to(q_BHTd.dtype)
+        if step.cached and compiled.attends(q_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+            rows = q_BHTd, k_BKSd, v_BKSe, step.starts_B
+            return compiled.attend(*rows, window=own.window, slopes_H=slopes_H, **how)
         if on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             k_BKSd, v_BKSe = k_BKSd[:, :, : step.keys], v_BKSe[:, :, : step.keys]
             return on_card.attend(q_BHTd, k_BKSd, v_BKSe, step.starts_B, window=own.window, **how)

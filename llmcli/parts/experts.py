@@ -19,7 +19,8 @@ from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops import on_card
 from llmcli.ops.activations import activation
-from llmcli.ops.elements import cast, gate, scale_rows
+from llmcli.ops.compiled import cast
+from llmcli.ops.elements import gate, scale_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.routing import choose, logits, share, summed, weigh
 from llmcli.parts.mlp import build_mlp

@@ -28,7 +28,7 @@ from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled, on_card
 from llmcli.ops.attention import attend, scores, visible_keys
-from llmcli.ops.elements import cast
+from llmcli.ops.compiled import cast
 from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import batched_factor, batched_product

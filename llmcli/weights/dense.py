@@ -91,7 +91,7 @@ class Dense(Weight):
             return on_card.product_of_dense_experts(x_MK, w_ENK, routes.pairs, bias_EN, dtype)
         if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], w_ENK[0]):
             sums_PN = routed_by_kernel(x_MK, w_ENK, routes.pairs, bias_EN, self._bf16_dot)
-            return sums_PN if wide else sums_PN.to(x_MK.dtype)
+            return sums_PN if wide else compiled.cast(sums_PN, x_MK.dtype)
         if routes.static:
             x_PK = x_MK[routes.rows(torch.arange(len(routes.expert_N), device=x_MK.device))]
             return each_own(

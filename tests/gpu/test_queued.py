@@ -11,16 +11,19 @@ import pytest
 import torch
 from card import KERNELS, Card, OnCard, Refused
 from covers import layers_of, one_each
-from small_models import random_decoder
+from small_models import as_model, random_decoder
 from tensors import drawn
 from test_gate import CAPTURED, put
 from zoo import MODELS
 
+from llmcli.commands.timing.measure import run as timing_run
+from llmcli.commands.timing.measure.run import Workload
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import _REALS, Sampling, _copied, choose
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import decode
 from llmcli.ops import on_card
+from llmcli.records.machine import Ceilings, ReadRate
 
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
@@ -194,3 +197,73 @@ def test_no_step_waits(card, name):
             with pytest.raises(Refused):
                 look()
     assert Event.waits == 0
+
+
+class TimedEvent(Event):
+    """Of a device that takes 2 ms for what was started since the event before."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing=False):
+        self.timing = enable_timing
+
+    def record(self):
+        TimedEvent.now += 2.0
+        self.at = TimedEvent.now
+
+    def elapsed_time(self, later):
+        assert self.timing
+        return later.at - self.at
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("llama", 4), ("llama", 1), ("dynamic, within its length", 4)]
+)
+def test_timing_runs_what_generate_does(card, monkeypatch, name, tokens):
+    """Captured steps that wait for no token, between two events; parts of computed ones, scaled."""
+    for call in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(f"torch.cuda.{call}", lambda device: 0)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.Event", TimedEvent)
+    monkeypatch.setattr("llmcli.devices.require_memory", lambda *asked: None)
+    run, bare, read = Workload.run, [], []
+
+    def watched(workload, phase, clock, tap=None):
+        if clock is None and tap is None and phase == "decode":
+            bare.append(len(card.tapes))
+            waits = lambda event: read.append(workload.session.lengths[0])  # noqa: E731
+            monkeypatch.setattr(TimedEvent, "synchronize", waits)
+            with card.queued(name == "llama"):  # rotations by length are made on the host
+                return run(workload, phase, clock, tap)
+        return run(workload, phase, clock, tap)
+
+    def timed(device, call):
+        begin = TimedEvent.now
+        return call(), max(TimedEvent.now - begin - 2.0, 0.1) / 1e3  # from the first event on
+
+    monkeypatch.setattr(Workload, "run", watched)
+    monkeypatch.setattr(timing_run, "timed", timed)
+    model = as_model(put(random_decoder(MODELS[name]), card))
+    ceilings = Ceilings(
+        device="cuda", dtype="float64", threads=1, seconds=0.0, start_s=1e-3, caches=(),
+        reads=(ReadRate(nbytes=1 << 28, bytes_per_s=1e12, level="memory"),), matrices=(),
+    )  # fmt: skip
+    report = timing_run.measure_timing(model, PROMPTS[0], tokens, pairs=3, ceilings=ceilings)
+    prefill, decode_phase = report.phases
+    ahead = tokens > 1  # a token but the last is waited for when the next step was started
+    assert read[0] == len(PROMPTS[0]) + ahead
+    assert bare == [0] + 3 * [len(card.tapes)]  # only the run that warms up captures
+    assert prefill.parts_scaled_by is None
+    assert decode_phase.bare_s == pytest.approx(tokens * 2e-3 + 2e-3)  # a copy a token, and the end
+    factor = decode_phase.parts_scaled_by
+    if name != "llama":  # whose steps are computed
+        assert factor is None
+        return
+    assert card.tapes
+    assert factor == pytest.approx(decode_phase.bare_s / decode_phase.overhead.watched_s[0])
+    assert decode_phase.seconds == pytest.approx(decode_phase.bare_s)
+    parts = sum(part.seconds for part in decode_phase.parts)
+    assert parts == pytest.approx(decode_phase.seconds, rel=0.02)
+    assert decode_phase.pieces[-1].end == pytest.approx(parts)
+    assert {part.bound for part in decode_phase.parts} <= {"kernel", "memory", None}
+    assert not [check.name for check in report.checks if not check.ok]

@@ -132,7 +132,7 @@ def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased
 @pytest.mark.parametrize("shape", [(1, 1), (7, 33), (70, 576)], ids=str)
 @pytest.mark.parametrize("dtypes", [
     (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
-    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16),
 ], ids=str)  # fmt: skip
 def test_experts_of_16_bits_have_the_bits_of_dense_matrices(levels, mixture, shape, biased, dtypes):
     experts, *rest = mixture

@@ -11,10 +11,10 @@ from tensors import drawn
 
 from llmcli.config.attention import Chunk
 from llmcli.graph.precision import FAST_WIDE
-from llmcli.kernels import native
+from llmcli.kernels import native, program
 from llmcli.ops import compiled, product
 from llmcli.ops.attention import attend, visible_keys
-from llmcli.ops.elements import cast
+from llmcli.ops.compiled import cast
 
 
 @pytest.fixture(
@@ -96,7 +96,10 @@ def test_numbers_for_the_cache_are_rounded_as_by_pytorch(levels, dtype):
     x = torch.cat([every, near, special])
     x = x[: len(x) // 2 * 2].view(2, -1)
     for _ in levels():
-        torch.testing.assert_close(cast(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True)
+        with program.recorded([x]) as recording:
+            found = cast(x, dtype)
+        assert recording.wrote([found])
+        torch.testing.assert_close(found, x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 # B, H, T = 1, size of a key, of the value that it begins with, starts

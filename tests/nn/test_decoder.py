@@ -175,7 +175,7 @@ def test_numbers_of_16_bits_have_kernels_for_caps_and_sinks(name, monkeypatch):
         compiled, "attend", lambda *x, **rest: (calls.append(x[0].dtype), attend(*x, **rest))[1]
     )
     found = run()
-    assert calls == [torch.float32] * 2 * 4
+    assert calls == [torch.bfloat16] * 2 * 4
     monkeypatch.setattr(compiled, "attends", lambda *x, **rest: False)
     torch.testing.assert_close(run(), found, rtol=0.02, atol=0.02)
 

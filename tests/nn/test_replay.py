@@ -1,20 +1,24 @@
 """A decode step that is recorded and replayed has the bits of the one that is computed."""
 
+from collections import Counter
 from functools import partial
 from time import perf_counter_ns
 
 import pytest
 import torch
+from covers import in_turn
 from decoder_parameters import packed_model
 from needs import needs_kernels
-from small_models import walked
+from small_models import random_model, walked
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import COMPUTED, IN_BLOCKS
 
 from llmcli.decoder.steps import KernelRecorder
 from llmcli.engine.session import Session
 from llmcli.kernels import native
 from llmcli.nn.step import Edit
-from llmcli.ops import elements
+from llmcli.ops import compiled, elements
 
 pytestmark = needs_kernels
 
@@ -70,6 +74,56 @@ def test_the_bits_are_the_same(model):
     assert torch.equal(decoded(session(model)), expected)
     assert torch.equal(decoded(session(model), tap=seen.__setitem__), expected)
     assert "logits" in seen
+
+
+class Narrow(TorchDispatchMode):
+    """Counts PyTorch's products and attention with numbers in 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        slow = "mm" in func.name() or "attention" in func.name() or "linear" in func.name()
+        if slow and any(isinstance(x, Tensor) and x.dtype.itemsize == 2 for x in args):
+            self.found[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+# Models whose steps in 16 bits PyTorch has a share in, beside the latent ones.
+COMPUTED_IN_16_BITS = {
+    "gpt2", "chunks", "clipped projections", "short convolutions", "gated deltanet", "mamba-2",
+    "embeddings for each layer", "post-norm, narrow embeddings",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([*IN_BLOCKS], [torch.bfloat16, torch.float16])
+)
+def test_16_bits_that_the_processor_lacks_are_widened(monkeypatch, level, name, dtype):
+    """No product or attention by PyTorch, which is slow; and a recorded step has the same bits."""
+    if level not in native.levels():
+        pytest.skip(f"this processor has no {level}")
+    monkeypatch.setattr(compiled, "EMULATED", compiled.IN_16_BITS)
+    monkeypatch.setenv(native.VARIABLE, level)
+    for cached in (native.level, native.team):
+        cached.cache_clear()
+    try:
+        model = random_model(IN_BLOCKS[name][0], dtype)
+        prompts = [PROMPTS[0] * 5, PROMPTS[1]]
+        with Narrow() as narrow:
+            one = session(model, prompts)
+            found = decoded(one)
+        assert not narrow.found
+        if level == "avx2":
+            latent = name.startswith("latent")
+            assert bool(one.state.recorded) == (name not in COMPUTED_IN_16_BITS and not latent)
+        assert torch.equal(found, decoded(session(model, prompts), clock=ignored))
+    finally:
+        monkeypatch.undo()
+        for cached in (native.level, native.team):
+            cached.cache_clear()
 
 
 def test_tokens_that_are_read_ahead_have_the_bits_of_single_steps(model):

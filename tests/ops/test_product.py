@@ -11,10 +11,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli import processor
 from llmcli.kernels import native, program
-from llmcli.ops import linear, product
+from llmcli.ops import compiled, linear, product
 from llmcli.ops.product import product_float32
 
 numbers = partial(drawn, dtype=torch.bfloat16)
+
+
+def test_what_is_emulated(monkeypatch):
+    known = {torch.bfloat16: processor.has_bfloat16(), torch.float16: processor.has_float16()}
+    assert {dtype for dtype, there in known.items() if not there} == compiled.EMULATED
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for flag in ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "asimdhp", "avx2"):
+        monkeypatch.setattr(processor, "flags", lambda flag=flag: frozenset({flag}))
+        assert processor.has_bfloat16() == flag.endswith("bf16")
+        assert processor.has_float16() == flag.endswith(("_fp16", "hp"))
 
 
 def by_columns(w):
@@ -50,26 +60,35 @@ def test_results_are_float32_and_rounded_as_such(monkeypatch, dtype, lay, shape,
 @pytest.mark.parametrize("hardware", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1, 40), (1, 15, 40), (2, 33, 40), (70, 40)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_bfloat16_rows_are_rounded_once(monkeypatch, lay, hardware, shape, bias):
-    monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"} if hardware else ()))
-    monkeypatch.setattr(linear, "_CHUNK", 40 * 64)
-    w = LAYS[lay](numbers(300, 40, seed=1))
-    x, b = numbers(*shape, seed=2), numbers(300, seed=3) if bias else None
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_in_16_bits_are_rounded_once(monkeypatch, lay, hardware, shape, bias, dtype):
+    monkeypatch.setattr(compiled, "EMULATED", () if hardware else (dtype,))
+    monkeypatch.setattr(product, "HEAD_NUMBERS", 40 * 64)
+    w = LAYS[lay](numbers(300, 40, seed=1, dtype=dtype))
+    x = numbers(*shape, seed=2, dtype=dtype)
+    b = numbers(300, seed=3, dtype=dtype) if bias else None
     exact = F.linear(x.double(), w.double(), None if b is None else b.double())
     out = linear.linear(x, w, b)
-    assert (out.dtype, out.shape) == (torch.bfloat16, exact.shape)
-    # one rounding to 8 bits, and before it float32 sums of 40 products
-    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
+    assert (out.dtype, out.shape) == (dtype, exact.shape)
+    # one rounding to 8 or 11 bits, and before it float32 sums of 40 products
+    rtol = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(out.double(), exact, rtol=rtol, atol=1e-4)
+    wide = linear.linear_fp32_out(x, w, b)
+    assert wide.dtype == torch.float32
+    if not hardware and native.level():
+        torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-4)
 
 
-def test_many_bfloat16_rows_avoid_the_emulation(monkeypatch):
-    monkeypatch.setattr(processor, "flags", frozenset)
-    seen = []
-    through = linear._through_float32
-    monkeypatch.setattr(linear, "_through_float32", lambda *a: seen.append(a) or through(*a))
-    for rows, dtype in ((15, torch.bfloat16), (16, torch.bfloat16), (16, torch.float32)):
-        linear.linear(torch.ones(rows, 40, dtype=dtype), numbers(300, 40, dtype=dtype), None)
-    assert len(seen) == 1
+@pytest.mark.parametrize("level", ["portable", None])
+def test_rows_in_16_bits_avoid_the_emulation(monkeypatch, level):
+    monkeypatch.setattr(compiled, "EMULATED", compiled.IN_16_BITS)
+    monkeypatch.setattr(native, "level", lambda: level)
+    seen, through = [], F.linear
+    monkeypatch.setattr(F, "linear", lambda x, *rest: seen.append(len(x)) or through(x, *rest))
+    for rows in (1, 15, 16):
+        for dtype in (torch.bfloat16, torch.float16):
+            linear.linear(torch.ones(rows, 40, dtype=dtype), numbers(300, 40, dtype=dtype), None)
+    assert seen == ([] if level else [1, 1, 15, 15])  # few rows without kernels
 
 
 def test_only_wide_bfloat16_matrices_on_a_cpu_lie_by_columns(monkeypatch):
@@ -117,11 +136,11 @@ def test_the_kernel_computes_few_bfloat16_rows_that_lie_by_rows(monkeypatch):
     product_float32(numbers(2, 3, 40), w)
     product_float32(numbers(40, 2).t(), w)  # rows that do not lie together are made to
     product_float32(numbers(3, 40).float(), w)
-    assert seen == [(6, 30, 40), (2, 30, 40), (3, 30, 40)]
+    product_float32(numbers(4, 40, dtype=torch.float16), w.half())
+    assert seen == [(6, 30, 40), (2, 30, 40), (3, 30, 40), (4, 30, 40)]
     product_float32(numbers(4, 40), by_columns(w))
     product_float32(numbers(product._FEW_ROWS + 1, 40), w)
-    product_float32(numbers(4, 40, dtype=torch.float16), w.half())
-    assert len(seen) == 3
+    assert len(seen) == 4
     monkeypatch.setattr(native, "level", lambda: None)
     product_float32(numbers(4, 40), w)
-    assert len(seen) == 3
+    assert len(seen) == 4

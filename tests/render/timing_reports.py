@@ -166,6 +166,9 @@ def variant(name: str) -> made.TimingReport:
         ),),
         "costly": (replace(prefill, overhead=overhead(1.2, 1.3, 1.38, 1.5, 1.6)), decode),
         "straddling": (replace(decode, overhead=overhead(0.9, 1.1)),),
+        "captured": (prefill, replace(
+            decode, overhead=overhead(2.4, 2.5, 2.6), parts_scaled_by=0.4,
+        )),
         "loose": (
             replace(prefill, overhead=overhead(1.014)),
             replace(decode, overhead=overhead(1.0, 1.2, 1.4)),

@@ -154,7 +154,11 @@ class PhaseTime:
     seconds of the products with a weight matrix, by whether the call that they are in gives one
     row or many. `pieces` are the run in the order of time, `marks` the names that its clock was
     called with. `unlike` counts the numbers (logits and ids) in which an instrumented run differs
-    from the first bare one. `interrupted`: only the pairs that were complete are counted.
+    from the first bare one. `parts_scaled_by`: on a CUDA GPU bare runs replay captured steps, in
+    which parts cannot be timed; `seconds` is then `bare_s`, between two events of the device, and
+    all parts and pieces are of an instrumented run of computed steps, times this factor, and
+    `overhead` includes what capturing saves; None: nothing is scaled. `interrupted`: only the pairs
+    that were complete are counted.
     """
 
     name: Phase
@@ -170,6 +174,7 @@ class PhaseTime:
     peak: int | None
     gemv_s: float
     gemm_s: float
+    parts_scaled_by: float | None = None
     pieces: tuple[Piece, ...] = field(metadata=APART)
     marks: tuple[str, ...] = field(default=(), metadata=APART)
     unlike: int = field(default=0, metadata=APART)

@@ -74,7 +74,7 @@ def render_timing(
     `details`: a table of all parts for each phase, and all that is known of it and of the machine;
     `layers` adds the parts of every layer.
     """
-    parts: list[RenderableType] = [_overheads(report, details), Text()] if report.phases else []
+    parts: list[RenderableType] = [*_overheads(report, details), Text()] if report.phases else []
     for phase in report.phases:
         parts.append(_headline(phase))
         parts += [Indented(Line(words), by=2) for words in _phase_words(phase)] if details else []
@@ -100,13 +100,15 @@ def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> It
         yield words
 
 
-def _overheads(report: TimingReport, details: bool) -> Line:
+def _overheads(report: TimingReport, details: bool) -> Iterator[Line]:
     """`timing overhead: prefill +1.2 % (7 pairs)`, with quartiles, or their distance.
 
-    Highlighted where it is high: the times below are then not those of `generate`.
+    Highlighted where it is high: the times below are then not those of `generate`. A line of its
+    own for a phase whose parts are scaled.
     """
     words: list[str] = []
-    for phase in report.phases:
+    plain = [phase for phase in report.phases if phase.parts_scaled_by is None]
+    for phase in plain:
         found = phase.overhead
         cost = f"{phase.name} {signed_percent(found.median)} ({counted(phase.pairs, 'pair')}"
         if details:
@@ -115,8 +117,14 @@ def _overheads(report: TimingReport, details: bool) -> Line:
         elif not found.tight and phase.pairs > 1:
             cost += f", interquartile range {percent(phase.spread)} of the median"
         words.append(f"{'' if words else 'timing overhead: '}{cost})")
-    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
-    return Line(words, "yellow" if much else FAINT)
+    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in plain)
+    if words:
+        yield Line(words, "yellow" if much else FAINT)
+    for phase in report.phases:
+        if (factor := phase.parts_scaled_by) is not None:
+            how = f"scaled by {factor:.2f} ({counted(phase.pairs, 'pair')})"
+            line = f"{phase.name}: timed with CUDA graphs; parts timed without, {how}"
+            yield Line([line], FAINT)
 
 
 def _headline(phase: PhaseTime) -> Line:

@@ -9,7 +9,8 @@ import torch
 from blocks import ffn_of
 from covers import covered
 from decoder_faults import red
-from decoder_parameters import parameters_of
+from decoder_parameters import packed_model, parameters_of
+from needs import needs_kernels
 from small_models import ids
 from timed_models import CEILINGS, PROMPT, FakeDevice, small, timed, undisturbed
 from zoo import CONFIGS
@@ -104,6 +105,15 @@ def test_the_peak_is_that_of_stages_and_phases_and_the_working_set_grows_with_ke
     key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
     long, short = (Workload(model, [1] * n, 0).working_set for n in (30, 10))
     assert long - short == 20 * key
+
+
+@needs_kernels
+def test_steps_that_a_cpu_records_are_timed_part_by_part():
+    workload = Workload(packed_model("llama"), [1, 2], 2)
+    workload.ready("decode")
+    workload.run("decode", None)
+    assert workload.session.state.recorded
+    assert not workload.captured
 
 
 def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls(monkeypatch):

@@ -126,6 +126,12 @@ def marks(*names, each=1.0, host=0.5):
     )
 
 
+def test_marks_are_scaled_on_the_device_and_the_host():
+    scaled = replace(marks("a", "b"), wall_s=3.0).scaled(0.5)
+    assert (scaled.seconds, scaled.host_s) == (array("d", [0.5] * 2), array("d", [0.25] * 2))
+    assert scaled.wall_s == 1.5
+
+
 def run_of(*names):
     return list(pieces(marks(*names), MODEL))
 

@@ -46,6 +46,13 @@ class Marks:
     host_s: array[float]
     wall_s: float = 0.0
 
+    def scaled(self, factor: float) -> Marks:
+        """The marks of a run that takes `factor` times as long."""
+        seconds, host_s = (
+            array("d", (factor * one for one in each)) for each in (self.seconds, self.host_s)
+        )
+        return replace(self, seconds=seconds, host_s=host_s, wall_s=factor * self.wall_s)
+
 
 class RunClock:
     """A clock for one run after another: the host's time when each mark was made."""
@@ -268,12 +275,14 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
     return tuple(PartTime.total(name, found) for name, found in own.items() if found)
 
 
-def judged(part: PartTime, wall_s: float, roof: Roofline | None) -> PartTime:
+def judged(
+    part: PartTime, wall_s: float, roof: Roofline | None, captured: bool = False
+) -> PartTime:
     """The part with its share of the wall time, and with its bound where it does counted work.
 
     The bound is a ceiling only where that is near, and `calls` only where starting takes long: on
-    a GPU, which works behind the host, that is also where the host took as long. `roof`: None where
-    no ceilings were measured.
+    a GPU, which works behind the host, that is also where the host took as long. Operations of a
+    `captured` step are not started one by one. `roof`: None where no ceilings were measured.
     """
     part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
     if roof is None:
@@ -282,8 +291,9 @@ def judged(part: PartTime, wall_s: float, roof: Roofline | None) -> PartTime:
     if least == 0 or part.seconds <= 0:
         return part
     starting = part.operations * roof.ceilings.start_s
-    explained = starting >= _EXPLAINED * (part.seconds - least)
-    behind = roof.ceilings.device != "cpu" and part.host_s >= _LAUNCHING * part.seconds
+    explained = not captured and starting >= _EXPLAINED * (part.seconds - least)
+    gpu = roof.ceilings.device != "cpu" and not captured
+    behind = gpu and part.host_s >= _LAUNCHING * part.seconds
     bound = CALLS if behind or explained else KERNEL
     if least >= _NEAR * part.seconds and not behind:
         bound = nearest

@@ -96,6 +96,7 @@ class Workload:
             "use a shorter prompt or a smaller --max-tokens",
         )
         self.session = Session(model.decoder, 1, self.capacity)
+        self.session.state.stepped = True  # the run that warms up records its first step, too
 
     def ready(self, phase: Phase) -> None:
         """The state in which the phase begins: nothing read yet, or the prompt."""
@@ -119,7 +120,8 @@ class Workload:
     def run(self, phase: Phase, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
         """The phase once, from its beginning: `ready` comes before it, and is no part of it.
 
-        Decoding chooses and computes, `new_tokens` times, as `generate` does.
+        Decoding chooses and computes, `new_tokens` times, as `generate` does: on a CUDA device it
+        waits for a token only after the next step was started, unless a clock or a tap looks on.
         """
         if clock is not None:
             clock.start()
@@ -127,8 +129,10 @@ class Workload:
         if phase == "prefill":
             logits_BV = self.session.prefill([self.ids], clock=clock, tap=tap)
         else:
+            queued = self.model.device.type == "cuda" and clock is None and tap is None
+            choose = self._sampler.draw if queued else self._sampler.pick
             for (choice,) in self.session.decode(
-                self._sampler.pick, limit=self.new_tokens, tap=tap, clock=clock
+                choose, limit=self.new_tokens, tap=tap, clock=clock
             ):
                 if clock is not None:
                     clock(SAMPLE)
@@ -137,6 +141,12 @@ class Workload:
         if clock is not None:
             clock.stop()
         return RunOutput(ids=tuple(chosen), logits_BV=logits_BV)
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps without a clock were captured, in which parts cannot be timed."""
+        state = self.session.state
+        return state.lengths_B is not None and bool(state.recorded)
 
     def check_finite(self, out: RunOutput) -> None:
         """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
@@ -209,15 +219,27 @@ def time_phase(
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
     Returns what computes of these the median instrumented run, part by part, and whether they were
-    interrupted. Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
+    interrupted. Where bare runs replay captured steps, the instrumented one is scaled to their time
+    (on a CUDA device between two events). Raises NotFinite, and KeyboardInterrupt where no pair is
+    complete by then.
     """
     device, config = workload.model.device, workload.model.config
     clock, model = clock_for(device), graph(config)
     words = "timing the prompt" if name == "prefill" else "timing the new tokens"
+    ends = clock_for(device)
+
+    def between_events() -> RunOutput:
+        ends.start()
+        out = workload.run(name, None)
+        ends.stop()
+        return out
 
     def once(clock: RunClock | None = None) -> tuple[RunOutput, float]:
         workload.ready(name)
-        return timed(device, lambda: workload.run(name, clock))
+        if clock is not None or name == "prefill" or device.type != "cuda":
+            return timed(device, lambda: workload.run(name, clock))
+        out, _ = timed(device, between_events)
+        return out, sum(ends.marks().seconds)
 
     progress(words, 0, until.done(0, perf_counter())[1])
     workload.ready(name)  # what the phase begins with is no part of its memory
@@ -249,6 +271,7 @@ def time_phase(
             raise
         interrupted = True
     del bare_s[len(watched_s) :]
+    captured = name == "decode" and workload.captured
 
     placed = workload.model.decoder.placed
     over_all = roof if {*placed} == {device} else None
@@ -258,6 +281,9 @@ def time_phase(
 
     def phase() -> PhaseTime:
         marks, order = kept.median, in_order(model)
+        factor = median_low(bare_s) / marks.wall_s if captured else None
+        if factor is not None:
+            marks = marks.scaled(factor)
         calls, precision = workload.calls(name), workload.precision
         works = cost_by_part(config, calls, precision=precision, ran=experts)
         run, products = tuple(pieces(marks, model)), [*workload.products(name)]
@@ -274,10 +300,11 @@ def time_phase(
             calls=len(products),
             seconds=marks.wall_s,
             bare_s=median_low(bare_s),
-            parts=tuple(judged(part, marks.wall_s, limit(part.layer)) for part in parts),
-            totals=tuple(judged(part, marks.wall_s, over_all) for part in totals),
+            parts=tuple(judged(part, marks.wall_s, limit(part.layer), captured) for part in parts),
+            totals=tuple(judged(part, marks.wall_s, over_all, captured) for part in totals),
             work=total(works),
             overhead=Overhead.of(watched_s, bare_s),
+            parts_scaled_by=factor,
             peak=peak.nbytes,
             gemv_s=by_rows[False],
             gemm_s=by_rows[True],
