@@ -55,7 +55,7 @@ def fill(slot, folder, grid, *ops):
     """A slot from the tensors `w` and `s` of a folder."""
     load_ = Load("w", "slot", ops, Scale(source="s", grid=grid))
     decoder = SimpleNamespace(
-        weight_names=("slot",), weight=lambda name: Dense(slot), device=slot.device
+        weight_names=("slot",), weight=lambda name: Dense(slot), devices=(slot.device,)
     )
     load_weights(decoder, open_checkpoint(folder), Plan((load_,), (), ()))
 

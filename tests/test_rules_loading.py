@@ -349,7 +349,7 @@ def fill(folder, rules, **shapes):
     slots = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
     decoder = SimpleNamespace(
         weight_names=tuple(slots), weight=lambda name: Dense(slots[name]),
-        device=torch.device("cpu"),
+        devices=(torch.device("cpu"),),
     )  # fmt: skip
     return slots, load_weights(decoder, checkpoint, todo)
 

@@ -14,7 +14,7 @@ from llmcli.config.attention import DynamicScaling, LongRopeScaling
 from llmcli.errors import NotFinite
 from llmcli.inspect import formulas
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
-from llmcli.inspect.kernel import rules
+from llmcli.inspect.kernel import Kernel, rules
 from llmcli.records.document import ViewCheck
 from llmcli.weights.dense import Dense
 
@@ -226,7 +226,7 @@ def test_a_gpu_may_round_parts_of_a_sum_to_16_bits(monkeypatch):
     model = make("window", "bfloat16")
     seen = run(model)
     on_cpu = formula_checks(model, IDS, seen, ["blocks.1.mlp.gate"])
-    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    monkeypatch.setattr(Kernel, "device", lambda self, name: torch.device("cuda"))
     assert formula_checks(model, IDS, seen, ["blocks.1.mlp.gate"]).value < on_cpu.value / 4
 
 

@@ -220,7 +220,7 @@ def test_a_gpu_keeps_scores_of_a_block_of_queries_and_widens_a_narrower_cache():
     def for_each_key(dtype, cache, name="sinks", **rest):
         run = PlannedRun(
             PEAKS[name], Precision(dtype=dtype, cache=cache), batch=1, context=30_001, cuda=True,
-            **rest,
+            **({"chunk": 512} | rest),
         )  # fmt: skip
         return prefill_peak(run) - prefill_peak(replace(run, context=30_000))
 

@@ -13,9 +13,9 @@ from llmcli.measure import peaks as module
 from llmcli.measure.machine import memory_bytes
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 
-LOADED = SimpleNamespace(
-    model=SimpleNamespace(device=torch.device("cpu")), import_s=0.0, load_s=0.0, peaks=()
-)
+CPU = torch.device("cpu")
+MODEL = SimpleNamespace(device=CPU, decoder=SimpleNamespace(devices=(CPU,)))
+LOADED = SimpleNamespace(model=MODEL, import_s=0.0, load_s=0.0, peaks=())
 resets = pytest.mark.skipif(not module._set_back(), reason="the mark cannot be set back here")
 
 
