@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,9 +34,9 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (index and (kind != "cuda" or not index.isdigit())):
+    if not re.fullmatch("cpu|mps|cuda(:(0|[1-9][0-9]*))?", name):
         raise UsageError(f"`{name}` is not a device", hint="use auto, cpu, cuda, cuda:0 … or mps")
+    kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UsageError(
