@@ -149,7 +149,7 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
 
 
 def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(smollm2):
-    ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(5, 40_000, (128,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.0")  # what is allocated once
     with torch.inference_mode():
         smollm2.decoder(torch.tensor([ids]), logits="last")
