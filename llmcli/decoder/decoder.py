@@ -265,7 +265,7 @@ class Decoder:
 
     @inference
     def check_kernels(self) -> None:
-        """`on_card.check` of computed steps after made-up states, if this decoder uses kernels.
+        """`on_card.check` of computed steps after a prompt, if this decoder uses kernels.
 
         Loading calls it, so that no measured pass contains it. Raises OutOfMemory like a pass.
         """
@@ -276,11 +276,10 @@ class Decoder:
 
         def steps() -> Tensor:
             state = self.new_state(1, slots)
-            for one in state.tensors().values():
-                one.copy_(torch.arange(one.numel(), device=one.device).sin().view(one.shape))
-            state.advance([slots - more])
-            ids_T = torch.arange(1, 1 + more, device=self.device) % self.config.vocab
-            return torch.cat([self(one, state) for one in ids_T.view(-1, 1, 1)], 1)[0]
+            ids_1T = (torch.arange(slots, device=self.device) % self.config.vocab).unsqueeze(0)
+            self(ids_1T[:, :-more], state, logits="last")
+            rows = [self(one, state) for one in torch.split(ids_1T[:, -more:], 1, 1)]
+            return torch.cat(rows, 1)[0]
 
         recorder, self.steps.recorder = self.steps.recorder, None  # a clock would undo fusing
         try:
