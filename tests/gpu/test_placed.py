@@ -47,6 +47,7 @@ SHARING = (
     "mamba-2", "gated deltanet", "latent attention", "short convolutions", "longrope", "sinks",
     "scores lowered by distance", "experts beside the feed-forward", "gpt2, scale of its own",
 )  # fmt: skip
+VIEWED = SHARING[0], *SHARING[5:7], *SHARING[9:11]
 
 COUNTS = {"one": lambda n: 1, "half": lambda n: -(-n // 2), "all": lambda n: n}
 
@@ -73,11 +74,11 @@ def split(here, device, first):
     return there
 
 
-def splits(*names):
+def splits(*names, of=MODELS):
     """Models whose first device has one layer, half of them or all; the others are exhaustive."""
     every = [
         name if name in names else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in MODELS
+        for name in of
     ]
     return in_turn(every, [*COUNTS])
 
@@ -130,7 +131,7 @@ def test_the_clock_waits_for_the_device_of_a_layer(card, monkeypatch):
     assert len(waits) > 10
 
 
-@pytest.mark.parametrize(("name", "first"), splits(*SHARING[:1], *SHARING[5:7], *SHARING[9:11]))
+@pytest.mark.parametrize(("name", "first"), splits(*VIEWED, of=SHARING))
 def test_views_prove_the_layers_of_every_device(name, first, card):
     here = random_decoder(MODELS[name])
     model = as_model(split(here, CARD, COUNTS[first](len(here.blocks))))
