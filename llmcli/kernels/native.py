@@ -51,7 +51,8 @@ def check() -> None:
     """Raise UsageError if $LLMCLI_KERNELS or $LLMCLI_TRITON is unknown or unavailable."""
     if _wanted():
         level()
-    _groups()
+    if os.environ.get(TRITON_VARIABLE):
+        _groups()
 
 
 def status() -> str:
