@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.config.mlp import ACTIVATIONS, Activation
 from llmcli.kernels.triton.packed import Routed
-from llmcli.kernels.triton.products import COLUMNS, ROWS, activated
+from llmcli.kernels.triton.products import COLUMNS, ROWS, accumulated, activated
 
 _SUMMED = 512  # columns of a program
 
@@ -45,11 +45,9 @@ def expert_kernel(
     ups = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, columns, COLUMNS):
         at = start + c
-        one = tl.load(x + at, at < columns, 0.0).to(tl.float32)[None, :]
+        one = tl.load(x + at, at < columns, 0.0).to(tl.float32)
         both = (n[:, None] < outputs) & (at < columns)[None, :]
-        sums += one * tl.load(w + rows + at[None, :], both, 0.0).to(tl.float32)
-        if GATED:
-            ups += one * tl.load(w + below + at[None, :], both, 0.0).to(tl.float32)
+        sums, ups = accumulated(sums, ups, one, w + at[None, :], rows, below, both, GATED)
     y = tl.sum(sums, 1)
     if BIAS:
         y += tl.load(bias + n, n < outputs, 0.0).to(tl.float32)

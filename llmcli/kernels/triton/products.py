@@ -101,6 +101,15 @@ def normalize(x_MD: Tensor, norm: Norm, out: torch.dtype) -> Tensor:
 
 
 @triton.jit
+def accumulated(sums, ups, one, w, rows, below, there, GATED: tl.constexpr):
+    """`sums`, and if GATED `ups`, with the products of some columns, `one` of x in float32."""
+    sums += one[None, :] * tl.load(w + rows, there, 0.0).to(tl.float32)
+    if GATED:
+        ups += one[None, :] * tl.load(w + below, there, 0.0).to(tl.float32)
+    return sums, ups
+
+
+@triton.jit
 def row_kernel(
     x, norm_w, norm_b, w, bias, residual, post_w, post_b, done, out, columns, outputs, w_row,
     eps, offset, post_eps, post_offset, factor,
@@ -135,9 +144,7 @@ def row_kernel(
             one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
         one = one.to(narrow).to(tl.float32)  # rounded like a product's input
         both = (n[:, None] < outputs) & there[None, :]
-        sums += one[None, :] * tl.load(w + rows + at[None, :], both, 0.0).to(tl.float32)
-        if GATED:
-            ups += one[None, :] * tl.load(w + below + at[None, :], both, 0.0).to(tl.float32)
+        sums, ups = accumulated(sums, ups, one, w + at[None, :], rows, below, both, GATED)
     y = tl.sum(sums, 1)
     if BIAS:
         y += tl.load(bias + n, n < outputs, 0.0).to(tl.float32)
