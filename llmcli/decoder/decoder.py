@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -148,6 +148,7 @@ class Decoder:
             recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
         self.steps = Steps(recorder, off if one else "the layers are on several devices")
+        self.edits: tuple[Edit, ...] = ()  # of every call, before its own
 
     def weight(self, name: str) -> Weight:
         """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
@@ -227,15 +228,17 @@ class Decoder:
         last layers without a state (`Graph.readers`) only compute this row, unless there is a tap
         or they are edited. `until=i` stops after layer i and returns the residual stream `[B, T,
         D]`. `clock(name)` is called when an activation is computed (on a GPU: enqueued), with
-        `step` for work shared by all layers. `edits` change activations, in order; the tap sees the
-        edited values. Raises ValueError if the tokens, padding included, do not fit the state or
-        the learned positions, UsageError for an edit of an activation that cannot be edited.
+        `step` for work shared by all layers. `edits` change activations, in order and after those
+        of the decoder itself; the tap sees the edited values. Raises ValueError if the tokens,
+        padding included, do not fit the state or the learned positions, UsageError for an edit of
+        an activation that cannot be edited.
 
         `verify`: read tokens of one sequence as single steps would, bit-identical if those are
         replayed.
         """
         if edits:
-            _check_edits(self.config, edits)
+            check_edits(self.config, [edit.name for edit in edits])
+        edits = (*self.edits, *edits)
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
@@ -409,7 +412,7 @@ def _last(x_BTD: Tensor, step: Step) -> Tensor:
     return x_BTD[torch.arange(len(last_B), device=x_BTD.device), last_B].unsqueeze(1)
 
 
-def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
+def check_edits(config: ModelConfig, names: Iterable[str]) -> None:
     """Raise UsageError for an unknown activation, or one that nothing is computed from.
 
     The latter includes activations covered by a kernel that is not optional.
@@ -418,18 +421,18 @@ def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
     nodes = model.nodes
     # a block's stream is the memory of the previous block's output
     used = {name for node in nodes.values() for name in (*node.op.inputs, node.shares)}
-    for edit in edits:
-        if edit.name not in nodes:
+    for name in names:
+        if name not in nodes:
             raise UsageError(
-                f"there is no activation `{edit.name}` to edit",
+                f"there is no activation `{name}` to edit",
                 hint="`llmcli shapes` lists the activations of a model",
             )
-        node = nodes[edit.name]
-        if edit.name not in used or node.tap_only or edit.name in model.derived([edit.name]):
+        node = nodes[name]
+        if name not in used or node.tap_only or name in model.derived([name]):
             before = (node.shares,) if node.shares in nodes else node.op.inputs
             before = tuple(name for name in before if not nodes[name].tap_only)
             made_of = " or ".join(f"`{name}`" for name in before)
             raise UsageError(
-                f"`{edit.name}` is only shown, nothing is computed from it: it cannot be edited",
+                f"`{name}` is only shown, nothing is computed from it: it cannot be edited",
                 hint=f"edit {made_of}, which it is computed from",
             )
