@@ -152,7 +152,7 @@ class Decoder:
 
     @property
     def begins_anywhere(self) -> bool:
-        """Whether a pass can begin with any layer: none reads what another but the last has made."""
+        """Whether a pass can begin with any layer: each reads what the one before has made alone."""
         return self.per_layer is None and not self._kv_sources
 
     def weight(self, name: str) -> Weight:
