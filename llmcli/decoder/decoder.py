@@ -152,7 +152,7 @@ class Decoder:
 
     @property
     def begins_anywhere(self) -> bool:
-        """Whether a pass can begin with any layer: each reads what the one before has made alone."""
+        """Whether a pass can begin with any layer: each reads only what the one before made."""
         return self.per_layer is None and not self._kv_sources
 
     def weight(self, name: str) -> Weight:
