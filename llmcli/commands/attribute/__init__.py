@@ -1,0 +1,1 @@
+"""`llmcli lens`: the logit lens."""
