@@ -12,8 +12,7 @@ Axes: H heads, K chosen experts, D width, V vocabulary, e size of a head's resul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from llmcli.graph.node import Node
 from llmcli.graph.routing import ExpertProject, SumExperts
 from llmcli.inspect.kernel import Kernel, rules
 from llmcli.model import Model
+from llmcli.records.contribution import Contribution
 
 _NUMBERS = 1 << 22  # of a matrix, in float64 at a time
 # by the group of `timing`: what a term is called that is not one of heads, experts or biases
@@ -36,22 +36,6 @@ KINDS = {
     "ple": "layer embedding",
 }
 LINEAR = (ops.Add, ops.LookUp, ops.Normalize, ops.Project, SumExperts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """One term of the sum: what `name` adds to the number.
-
-    `kind`: head, expert, mixer (of no heads), bias, rounding (of a product's input by its kernel)
-    or one of `KINDS`. `name`: the activation or parameter; `index`: which of its heads, or the
-    expert, if it is one of several.
-    """
-
-    kind: str
-    name: str
-    layer: int | None
-    index: int | None = None
-    value: float
 
 
 def explained(model: Model, name: str) -> bool:
@@ -70,12 +54,17 @@ class Contributions:
     """The terms of the number with the gradient `g` along the last token's row of `name`.
 
     `emitted`: the rows of the last token of all activations that are written, `[…, 1, …]` without
-    a batch axis. `terms` add up to `value` within `rounding`, the roundings (eps) of all numbers on
-    the way. Heads side by side are one row in `g`.
+    a batch axis. `terms` add up to `value` but for roundings: one of each number on the way, all of
+    them independent, is `rounding` large. Heads side by side are one row in `g`.
     """
 
     def __init__(
-        self, model: Model, ids: tuple[int, ...], emitted: Mapping[str, Tensor], name: str, g: Tensor
+        self,
+        model: Model,
+        ids: Sequence[int],
+        emitted: Mapping[str, Tensor],
+        name: str,
+        g: Tensor,
     ) -> None:
         self._graph = graph(model.config)
         positions = [len(ids) - 1]
@@ -129,8 +118,8 @@ class Contributions:
             self._pass(op.source, g)
             yield from self._rounding(op, node, g)
         elif isinstance(op, ops.Project) and len(self._graph[op.source].axes) == 3:
-            heads = len(own[op.source])
-            products_He = (turned(own.model, op.weight, g) * own.read(op.source, op.weight)[0]).view(heads, -1)
+            products = turned(own.model, op.weight, g) * own.read(op.source, op.weight)[0]
+            products_He = products.view(len(own[op.source]), -1)
             self._rounds(node.name, products_He)
             for head, value in enumerate(products_He.sum(1).tolist()):
                 yield Contribution(
@@ -169,5 +158,5 @@ def turned(model: Model, weight: str, g: Tensor) -> Tensor:
     """`W g`, of as many columns as `g` has numbers that are not 0, some at a time: float64."""
     matrix, at = model.decoder.weight(weight), g.nonzero()[:, 0]
     step = max(1, _NUMBERS // matrix.shape[-1])
-    parts = (g[some] @ exact(matrix.rows(some.to(model.device))) for some in at.split(step))
+    parts = (g[some] @ exact(matrix.rows(some.to(model.device))) for some in torch.split(at, step))
     return sum(parts, torch.zeros(matrix.shape[-1], dtype=torch.float64))

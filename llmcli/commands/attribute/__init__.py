@@ -1,1 +1,1 @@
-"""`llmcli lens`: the logit lens."""
+"""`llmcli attribute`: what adds up to a logit."""
