@@ -140,7 +140,8 @@ class Root(OurHelp, TyperGroup):
 
         It fits 80 × 24.
         """
-        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *paragraphs(self.help or "")]
+        words = filter(None, paragraphs(self.help or ""))  # without the empty line below it
+        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *words]
         heading = ""
         column = 9 + max(map(len, self.entries))
         for name, entry in self.entries.items():

@@ -7,8 +7,8 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
-from llmcli.inspect.answer import AnswerOptions
 from llmcli.records.numbers import counted
+from llmcli.shell.answer import AnswerOptions
 from llmcli.shell.encoding import TemplateOptions, encode
 from llmcli.shell.inspection import (
     Export,
@@ -35,10 +35,10 @@ estimates).
 
 Examples:
 
+  llmcli attribute "The capital of France is"
   llmcli attribute "The capital of France is" --answer " Paris"
-  llmcli attribute "The capital of France is" --answer " Paris" --versus " Rome"
-  llmcli attribute "The capital of France is" --answer " Paris" \\
-      --method gradient --corrupted "The capital of Italy is"
+  llmcli attribute "Now in Paris" --answer "," --versus " and" --position 2
+  llmcli attribute "Fame is" --method gradient --corrupted "Life is"
   llmcli attribute "Once upon a time" --of "blocks.3.attn.q[2,-1,5]"
   llmcli attribute "Once upon a time" -o attribution.html
 """
@@ -128,8 +128,8 @@ def command(
 
     look = Inspection("attribute", attribute, FILES, output)
     look.read(prompt, template, NewTokensOptions(), model, attribute.check)
+    look.plan(exports(look, attribute), "use a shorter prompt")
     report = measured(look, template, answer, attribute)
-    look.plan(exports(report), "use a shorter prompt")
     height = None if attribute.every or not look.out.out.terminal else get_terminal_size().lines
     look.present(
         lambda: render_attribution(
@@ -182,12 +182,20 @@ def _number(look: Inspection, text: str) -> tuple[str, tuple[int, ...], int]:
     return spec.name, index, index[spec.axes.index("T")] + 1
 
 
-def exports(report: AttributeReport) -> dict[str, Export]:
+def exports(look: Inspection, attribute: AttributeOptions) -> dict[str, Export]:
     """The files, by their kinds. Sizes are as measured: of every term about so many bytes."""
     from llmcli.commands.attribute.view import attribution_page, attribution_png
+    from llmcli.graph.graph import graph
 
+    config = look.model.config
+    layers = range(len(config.layers))
+    heads = sum(graph(config).sizes(layer).get("H", 0) for layer in layers)
+    cells = heads + 3 * len(layers)
+    html, terms = cells, cells
+    if attribute.method == "gradient":
+        html, terms = heads + 3 * len(layers) * len(look.ids), cells * len(look.ids)
     return {
-        "html": Export(size=40_000 + 24 * len(report.terms), make=attribution_page),
+        "html": Export(size=30_000 + 22 * html, make=attribution_page),
         "png": Export(make=attribution_png),
-        "json": Export(size=4000 + 160 * len(report.terms)),
+        "json": Export(size=3000 + 130 * terms),
     }

@@ -206,9 +206,9 @@ def _drawn(
                 [_cell(ninths[row, at], int(codes[row, at]), cell, ink)] for at in columns
             ]
             yield from grid.line(fitted(name, gutter - 1, ink).rstrip(), cells)
-    parts = [f"{shown.title}, in ninths of {number(shown.scale.high)}"]
+    parts = [f"{shown.title}; 9 is {number(shown.scale.high)}"]
     if shown.sums:
-        parts.append(f"so far: the sum, in ninths of {number(float(np.abs(of.values[-1]).max()))}")
+        parts.append(f"so far: their sum; 9 is {number(float(np.abs(of.values[-1]).max()))}")
     yield Line([*parts, *([f"{note}; all: {whole}" if whole else note] if note else [])], FAINT)
 
 
@@ -245,7 +245,8 @@ def _fewer(of: Map, most: int | None) -> tuple[Map, str]:
         parts = [range(at, min(at + each, rows)) for at in range(0, rows, each)]
         chosen = [np.array(part)[strength[part].argmax(0)] for part in map(list, parts)]
         values = [of.values[best, np.arange(len(of.columns))] for best in chosen]
-        names = [f"heads {part[0]}–{part[-1]}" for part in parts]
+        names = [f"heads {part[0]}–{part[-1]}" if len(part) > 1 else f"head {part[0]}"
+                 for part in parts]  # fmt: skip
         values += list(of.values[rows:])
         return replace(of, names=[*names, *of.names[rows:]], values=np.array(values)), (
             f"a cell is the strongest of {each} heads"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.inspect.answer import parse_token, space_note
 from llmcli.records.numbers import counted
+from llmcli.shell.answer import parse_token, space_note
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
     Export,
