@@ -174,9 +174,10 @@ def term_words(report: AttributeReport, term: Contribution) -> str:
     if term.kind == "bias" or term.layer is None:
         words = WORDS.get(term.name, f"{term.kind} {term.name}")
     else:
-        part = term.name.split(".")[2]
+        part = term.name.split(".")[2].removesuffix("_out")
         kind = part if term.kind == "mixer" else term.kind
-        kind = f"{part} head" if kind == "head" and part != "attn" else kind
+        if (kind == "head" and part != "attn") or (part != kind and part[-1].isdigit()):
+            kind = f"{part} {kind}"  # a recurrent head, or of the second such part of the layer
         words = f"layer {term.layer} {kind}" + (f" {term.index}" if term.index is not None else "")
     return words if term.position is None else f"{words} at {_place(report, term.position)}"
 
