@@ -115,7 +115,7 @@ def command(
     text = any(not one.ids for one in given)
     loaded = load_model(model, out, text=text, wide=True).model
     from llmcli.commands.explain.measure import derive, top_logit
-    from llmcli.commands.explain.options import find, names, place
+    from llmcli.inspect.numbers import find, names, place
 
     config = loaded.config
     encoded = [encode(one, ChatOptions(raw=True), loaded) for one in given]
