@@ -75,8 +75,7 @@ class Contributions:
         self.terms: list[Contribution] = []
         for node in reversed(list(self._graph.nodes.values())):
             if node.name in self._pending:
-                self.terms += self._walk(node, self._pending.pop(node.name))
-        self.terms.reverse()
+                self.terms = [*self._walk(node, self._pending.pop(node.name)), *self.terms]
 
     @property
     def sum(self) -> float:

@@ -44,16 +44,6 @@ class Answer:
         found = logits[..., self.answer]
         return found if self.versus is None else found - logits[..., self.versus]
 
-    def gradient(self, vocabulary: int) -> Tensor:
-        """Of the number in the logits, `[V]` in float64."""
-        import torch
-
-        found = torch.zeros(vocabulary, dtype=torch.float64)
-        found[self.answer] = 1.0
-        if self.versus is not None:
-            found[self.versus] = -1.0
-        return found
-
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:

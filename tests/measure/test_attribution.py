@@ -67,6 +67,9 @@ def test_terms_add_up_to_the_logit(name):
     (drawn,) = maps(report)
     assert drawn.values[-1][-1] == pytest.approx(report.value, abs=1e-9), "nothing is left out"
     assert len({term_words(report, term) for term in report.terms}) == len(report.terms)
+    for term in report.terms:
+        if term.kind == "head":
+            assert drawn.values[term.index, term.layer + 1] == term.value
 
 
 @pytest.mark.parametrize("name", covered(MODELS))

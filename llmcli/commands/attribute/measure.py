@@ -52,13 +52,14 @@ def measure_direct(passes: Passes, wanted: Answer | Number) -> AttributeReport:
     index: tuple[int, ...] | None = None
     if isinstance(wanted, Answer):
         answer = wanted.known(rows["logits"][0])
-        g = answer.gradient(model.config.vocab)
+        zeros_V = torch.zeros(model.config.vocab, dtype=torch.float64, requires_grad=True)
+        (g,) = torch.autograd.grad(answer.of(zeros_V), zeros_V)
     else:
         name, index = wanted
         if not explained(model, name):
             raise UsageError(
                 f"`{name}` is not linear in the residual stream, so no terms add up to it",
-                hint=f"`llmcli explain {name}[{','.join(map(str, index))}]` derives it",
+                hint=f'`llmcli explain "{name}[{",".join(map(str, index))}]"` derives it',
             )
         g = _one_hot(model, wanted, rows[name])
     with torch.inference_mode():
