@@ -54,7 +54,7 @@ def test_terms_add_up_to_the_logit(name):
         raw_V = cap * (raw_V / cap).atanh()
     assert report.value == pytest.approx(float(metric(raw_V)), abs=1e-9)
     assert apart(report) <= 1e-9
-    assert apart(direct(model, Answer(answer=None, versus=None), ids=IDS[:1])) <= 1e-9
+    assert apart(direct(model, Answer(), ids=IDS[:1])) <= 1e-9
     found = {(term.name, term.index) for term in report.terms}
     assert len(found) == len(report.terms)
     for layer, config in enumerate(model.config.layers):

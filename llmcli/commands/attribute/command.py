@@ -37,7 +37,7 @@ Examples:
 
   llmcli attribute "The capital of France is"
   llmcli attribute "The capital of France is" --answer " Paris"
-  llmcli attribute "He said" --answer " to" --versus " that" --position -1
+  llmcli attribute "He said" --answer " to" --versus " that"
   llmcli attribute "Fame is" --method gradient --corrupted "Life is"
   llmcli attribute "Once upon a time" --of "blocks.3.attn.q[2,-1,5]"
   llmcli attribute "Once upon a time" -o attribution.html
@@ -136,7 +136,7 @@ def measured(
     if attribute.of is not None:
         number, end = _number(look, attribute.of)
     look.ids = look.ids[:end]
-    for note in asked.notes(answer, model, ()):
+    for note in asked.notes(answer, model):
         look.out.note(note)
     with passes_over(look) as passes:
         if attribute.corrupted is None:
