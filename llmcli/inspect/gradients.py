@@ -172,7 +172,7 @@ class Gradients:
         if not made.requires_grad and not node.integer and any(x.requires_grad for x in inputs):
             raise UsageError(
                 f"`{node.name}` is evaluated as a whole, without a gradient",
-                hint="gradients need a rule for every operation; others are in `explain`",
+                hint="attribution without gradients, and exact patching, take any operation",
             )
         return made
 

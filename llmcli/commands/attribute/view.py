@@ -24,7 +24,7 @@ from llmcli.ui.theme import FAINT, HEADING, one_line
 AROUND = 8  # lines of a screen beside the rows of the map and the terms in words
 LEAST = 4  # rows of a map at least
 NAME = 16  # columns of the name of a row, at most
-HALF, NARROW = 43, 60  # … of one of two terms side by side, at most; where none are
+HALF, NARROW = 56, 60  # … of one of two terms side by side, at most; where none are
 NINTHS = 9
 SIDE = 26  # pixels of a cell of the picture
 IN_THE_PAGE, DIGITS = 100, 6  # terms in words, and digits of a number
@@ -130,13 +130,12 @@ def render_attribution(
     for several. `whole` names the option that shows all.
     """
     most = None if height is None else max(LEAST, height - AROUND - -(-top // 2))
-    shown, note = pooled(maps(report)[0], most)
-    notes = [f"{note}, all: {whole}"] if note else []
+    of = maps(report)[0]
     return Group(
         Text(one_line(title), style=HEADING),
         Line(list(_headline(report))),
         Fit(lambda width, ink: _strongest(report, top, width, ink)),
-        Fit(lambda width, ink: _drawn(shown, notes, width, ink)),
+        Fit(lambda width, ink: _drawn(of, most, whole, width, ink)),
     )
 
 
@@ -192,10 +191,13 @@ def term_words(report: AttributeReport, term: Contribution) -> str:
 
 
 def _drawn(
-    of: Map, notes: Sequence[str], width: int, ink: Ink
+    of: Map, most: int | None, whole: str, width: int, ink: Ink
 ) -> Iterator[RenderableType | Segment]:
     """The map, in blocks of as many columns as fit: each cell in ninths of the largest."""
     ink, width = replace(ink, diverging=True), min(width, WIDEST)
+    gutter = min(NAME, 5 + max(len(name) for name in of.names))  # of several heads at most
+    blocks = -(-2 * len(of.columns) // max(2, width - gutter))
+    of, note = pooled(of, None if most is None else most // blocks)
     gutter = min(NAME, max(len(name) for name in (*of.names, "layer"))) + 1
     cell = 3 if gutter + 3 * len(of.columns) <= width else 2
     fit, places = max(1, (width - gutter) // cell), of.fractions()
@@ -214,7 +216,7 @@ def _drawn(
     parts = [f"{of.title}; 9 is {number(of.scale.high)}"]
     if of.sums:
         parts.append(f"so far: their sum; 9 is {number(float(np.abs(of.values[-1]).max()))}")
-    yield Line([*parts, *notes], FAINT)
+    yield Line([*parts, *([f"{note}, all: {whole}"] if note else [])], FAINT)
 
 
 def _cell(place: float, code: int, width: int, ink: Ink) -> Segment:
