@@ -230,22 +230,28 @@ def _cell(place: float, code: int, width: int, ink: Ink) -> Segment:
 
 
 def pooled(of: Map, most: int | None) -> tuple[Map, str]:
-    """At most `most` rows, each cell the strongest of several; and what to say of it."""
-    kept = len(of.names) - of.numbered
+    """At most `most` rows, and what to say of it.
+
+    A cell is the strongest of several heads; of positions there are the strongest.
+    """
+    rest = range(of.numbered, len(of.names))
     if most is None or len(of.names) <= most or of.numbered < 2:
         return of, ""
-    each = -(-of.numbered // max(1, most - kept - 1))  # what is said of it takes a line
-    starts, names, values = range(0, of.numbered, each), [], []
-    for start in starts:
-        part = of.values[start : min(start + each, of.numbered)]
-        best = np.nan_to_num(np.abs(part)).argmax(0)
-        values.append(part[best, np.arange(len(best))])
-        what, last = "head " * of.names[0].startswith("head"), start + len(part) - 1
-        names.append(f"{what}{start}–{last}" if last > start else of.names[start])
-    names += of.names[of.numbered :]
+    room, names = max(1, most - len(rest) - 1), []  # what is said of it takes a line
+    strength = np.nan_to_num(np.abs(of.values))
+    if not of.names[0].startswith("head"):
+        best = np.sort(np.argsort(-strength.max(1), kind="stable")[:room])
+        names, note = [of.names[at] for at in best], f"the strongest {room} of {of.numbered} rows"
+        return replace(of, names=names, values=of.values[best], numbered=room), note
+    each, values = -(-of.numbered // room), []
+    for start in range(0, of.numbered, each):
+        last = min(start + each, of.numbered) - 1
+        best = start + strength[start : last + 1].argmax(0)
+        values.append(of.values[best, np.arange(len(best))])
+        names.append(f"head {start}–{last}" if last > start else of.names[start])
     shown = np.array([*values, *of.values[of.numbered :]])
-    of = replace(of, names=names, values=shown, numbered=len(starts))
-    return of, f"a cell is the strongest of {each} rows"
+    of = replace(of, names=[*names, *(of.names[at] for at in rest)], values=shown)
+    return replace(of, numbered=len(names)), f"a cell is the strongest of {each} heads"
 
 
 # files
