@@ -75,7 +75,7 @@ class Contributions:
     @property
     def sum(self) -> float:
         """The sum of all terms."""
-        return sum(term.value for term in self.terms)
+        return math.fsum(term.value for term in self.terms)
 
     def _row(self, name: str) -> Tensor:
         return concatenated(self._own[name])[0]

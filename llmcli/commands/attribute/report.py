@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,4 +40,4 @@ class AttributeReport(Checked):
     @member
     def sum(self) -> float | None:
         """The sum of all terms; None of gradients, for one activation has others in it."""
-        return sum(term.value for term in self.terms) if self.method == "direct" else None
+        return math.fsum(t.value for t in self.terms) if self.method == "direct" else None
