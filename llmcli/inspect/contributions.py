@@ -23,7 +23,7 @@ from llmcli.graph import ops
 from llmcli.graph.graph import graph
 from llmcli.graph.node import Node
 from llmcli.graph.routing import ExpertProject, SumExperts
-from llmcli.inspect.kernel import Kernel, rules
+from llmcli.inspect.kernel import Kernel, edited, rules
 from llmcli.model import Model
 from llmcli.nn.step import Emitted
 from llmcli.records.contribution import Contribution
@@ -60,7 +60,7 @@ class Contributions:
     ) -> None:
         self._graph, last = graph(model.config), [len(ids) - 1]
         self._own = Kernel(model, rules(model.config), ids, emitted=emitted, positions=last)
-        self._pending = {name: g}
+        self._pending, self._edited = {name: g}, edited(model)
         self.value = float(g @ self._row(name))
         self.rounding = 0.0
         self.terms: list[Contribution] = []
@@ -91,6 +91,9 @@ class Contributions:
         """Kind, name, index and value of the terms at a node; the rest goes on to its inputs."""
         op, own, row = node.op, self._own, self._row(node.name)
         self._rounds(node.name, g * row)
+        if node.name in self._edited:  # what stands in its place is a term of its own
+            yield "edit", node.name, None, float(g @ row)
+            return
         bias = op.bias if isinstance(op, ops.Project | ops.Normalize) else None
         if bias is not None:
             b = own.vector(bias)

@@ -24,7 +24,7 @@ from llmcli.graph import ops
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.node import Node
 from llmcli.inspect.contributions import turned
-from llmcli.inspect.kernel import Kernel, rules
+from llmcli.inspect.kernel import Kernel, refuse_edited, rules
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.weights.packed import Packed
@@ -51,6 +51,7 @@ class Gradients:
     def __init__(
         self, model: Model, ids: Sequence[int], metric: Metric, names: Collection[str]
     ) -> None:
+        refuse_edited(model, graph(model.config).nodes)
         self._model, self._ids, self._names = model, tuple(ids), set(names)
         self._graph = graph(model.config)
         self._rules = rules(model.config)
