@@ -108,18 +108,18 @@ def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -
     if not math.isfinite(found.value):
         raise NotFinite("the logits are not finite", dtype=dtype_name(model.dtype))
     terms = []
-    for name, kind in names.items():
-        if name in found.at:
-            moved = (clean[name] - exact(found.emitted[name])) * found.at[name]
-            rows = moved.sum(-1) if kind == "head" else moved.sum(-1)[None]
-            terms += [
+    for name in filter(found.at.__contains__, names):
+        moved = ((clean[name] - exact(found.emitted[name])) * found.at[name]).sum(-1)
+        by_head = moved.ndim == 2
+        for at in range(moved.numel()):
+            head, position = divmod(at, len(ids))
+            terms.append(
                 Contribution(
-                    kind=kind, name=name, layer=graph(model.config)[name].layer,
-                    index=index if kind == "head" else None, position=at, value=value,
+                    kind="head" if by_head else name.rpartition(".")[2], name=name,
+                    layer=graph(model.config)[name].layer, index=head if by_head else None,
+                    position=position, value=moved.flatten()[at].item(),
                 )
-                for index, row in enumerate(rows.tolist())
-                for at, value in enumerate(row)
-            ]  # fmt: skip
+            )  # fmt: skip
     worst = max(found.apart, key=found.apart.__getitem__)
     check = ViewCheck(
         name="evaluated",
@@ -149,19 +149,15 @@ def _about(model: Model, ids: Sequence[int], answer: Answer) -> dict[str, Any]:
         "tokens": model.tokens(ids),
         "answer": pair[0],
         "versus": pair[1],
-        "layers": len(model.config.layers),
     }
 
 
-def _places(model: Model) -> dict[str, str]:
-    """The activations that are compared: the name and what it is called."""
-    found = {}
+def _places(model: Model) -> list[str]:
+    """The activations that are compared."""
+    whole, found = graph(model.config), []
     for number, layer in enumerate(model.config.layers):
-        found[f"blocks.{number}.resid_pre"] = "resid_pre"
+        found.append(f"blocks.{number}.resid_pre")
         for sublayer in block_names(layer, f"blocks.{number}"):
-            found |= {one: one.rpartition(".")[2] for one in sublayer.residual_updates}
-    whole = graph(model.config)
-    for node in whole.nodes.values():
-        if isinstance(node.op, Project) and len(whole[node.op.source].axes) == 3:
-            found[node.op.source] = "head"
-    return found
+            found += sublayer.residual_updates
+    sources = (node.op.source for node in whole.nodes.values() if isinstance(node.op, Project))
+    return [*found, *(name for name in sources if len(whole[name].axes) == 3)]
