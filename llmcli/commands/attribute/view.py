@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -29,55 +28,51 @@ MLPS = ("mlp", "expert", "shared expert")
 MLP, OTHER = 1 << 30, 1 << 31  # rows below those of heads
 NAMES = {MLP: "mlp", OTHER: "other"}
 WORDS = {"embed": "token embedding", "pos_embed": "position embedding"}
-TITLES = {"resid_pre": "the stream before each layer", "head": "heads, all positions together"}
+TITLES = {
+    "direct": "what each part of each layer adds",
+    "resid_pre": "the stream before each layer",
+    "head": "heads, all positions together",
+}
 
 
 def maps(report: AttributeReport) -> list[Map]:
-    """The maps of a report: layers across; heads down, or positions, a map for each kind."""
+    """The maps of a report, layers across.
+
+    Direct: heads, feed-forward, all else, and the sum so far down; embeddings come first, the head
+    last. Of gradients one for each kind: positions down, or heads, all positions together.
+    """
     layers = 1 + max((t.layer for t in report.terms if t.layer is not None), default=-1)
-    if report.method == "direct":
-        return [_terms_map(report, layers)]
-    kinds = dict.fromkeys(term.kind for term in report.terms)
-    return [_places_map(report, layers, kind) for kind in kinds]
-
-
-def _terms_map(report: AttributeReport, layers: int) -> Map:
-    """Heads, feed-forward, all else, and the sum so far; embeddings come first, the head last."""
-    heads, cells = [0] * (layers + 2), defaultdict[tuple[int, int], float](float)
+    direct, heads = report.method == "direct", [0] * (layers + 2)
+    found = defaultdict[str, dict[tuple[int, int], float]](dict)
     for term in report.terms:
-        at = 0 if term.kind == "embedding" else 1 + (layers if term.layer is None else term.layer)
-        row = MLP if term.kind in MLPS else OTHER
-        if term.kind == "head":  # those of two mixers side by side follow one another
-            row = heads[at]
-            heads[at] += 1
-        cells[row, at] += term.value
-    columns = ["in", *map(str, range(layers)), "out"][: 1 + max(at for _, at in cells)]
-    of = _map("what each part of each layer adds", cells, columns, NAMES)
-    values = np.vstack([of.values, np.nansum(of.values, axis=0).cumsum()])
-    return replace(of, names=[*of.names, "so far"], values=values, numbered=max(heads), sums=True)
-
-
-def _places_map(report: AttributeReport, layers: int, kind: str) -> Map:
-    """Positions down; of heads, these, all positions together."""
-    cells = defaultdict[tuple[int, int], float](float)
-    for term in report.terms:
-        down = term.index if kind == "head" else term.position
-        if term.kind == kind and down is not None and term.layer is not None:
-            cells[down, term.layer] += term.value
-    places = {} if kind == "head" else {at: _place(report, at) for at, _ in cells}
-    title = TITLES.get(kind, f"{kind} of each layer")
-    return _map(title, cells, [*map(str, range(layers))], places)
-
-
-def _map(
-    title: str, cells: Mapping[tuple[int, int], float], columns: list[str], names: dict[int, str]
-) -> Map:
-    rows = sorted({row for row, _ in cells})
-    values = np.full((len(rows), len(columns)), np.nan)
-    for (row, at), value in cells.items():
-        values[rows.index(row), at] = value
-    shown = [names.get(row, f"head {row}") for row in rows]
-    return Map(title=title, names=shown, columns=columns, values=values, numbered=len(rows))
+        at = layers if term.layer is None else term.layer
+        row = (term.position or 0) if term.index is None else term.index
+        title = TITLES.get(term.kind, f"{term.kind} of each layer")
+        if direct:
+            title, at = TITLES["direct"], 0 if term.kind == "embedding" else at + 1
+            row = heads[at] if term.kind == "head" else MLP if term.kind in MLPS else OTHER
+            heads[at] += term.kind == "head"  # those of two mixers follow one another
+        found[title][row, at] = found[title].get((row, at), 0.0) + term.value
+    columns = [*["in"] * direct, *map(str, range(layers)), "out"]
+    made = []
+    for title, cells in found.items():
+        rows = sorted({row for row, _ in cells})
+        values = np.full((len(rows), 1 + max(at for _, at in cells)), np.nan)
+        for (row, at), value in cells.items():
+            values[rows.index(row), at] = value
+        by_head = title in (TITLES["direct"], TITLES["head"])
+        words = (f"head {row}" if by_head else _place(report, row) for row in rows if row < MLP)
+        names = [*words, *(NAMES[row] for row in rows if row >= MLP)]
+        if direct:
+            values = np.vstack([values, np.nansum(values, axis=0).cumsum()])
+            names.append("so far")
+        made.append(
+            Map(
+                title=title, names=names, columns=columns[: values.shape[1]], values=values,
+                numbered=max(heads) if direct else len(rows), sums=direct,
+            )
+        )  # fmt: skip
+    return made
 
 
 def _place(report: AttributeReport, at: int) -> str:
