@@ -63,7 +63,7 @@ class Gradients:
             node.name: node.shares for node in nodes.values()
             if node.shares in nodes and nodes[node.shares].axes == node.axes
         }  # fmt: skip
-        blocks = list(_blocks(self._graph))
+        blocks = _blocks(self._graph)
         kept = self._names | {one for block in blocks for one in self._kept(block)}
         self.emitted: dict[str, Tensor] = {}
         self.at: dict[str, Tensor] = {}
@@ -117,12 +117,12 @@ class Gradients:
 
     def _head(self, g_V: Tensor) -> dict[str, Tensor]:
         """The gradient at what enters the head, whose last row alone counts."""
-        raw, last = self._graph["logits_raw"].op, self._graph["logits"].op
+        raw = self._graph["logits_raw"].op
         assert isinstance(raw, ops.Project)
-        if not isinstance(last, ops.Project):  # a scale, or a cap
-            own = self._of({"logits_raw": exact(self.emitted["logits_raw"][-1:]).requires_grad_()})
-            made = self._rules["logits"].tensor(own)[0]
-            (g_1V,) = torch.autograd.grad(made, own["logits_raw"], g_V)
+        if not isinstance(self._graph["logits"].op, ops.Project):  # a scale, or a cap
+            raw_1V = exact(self.emitted["logits_raw"][-1:]).requires_grad_()
+            made_1V = self._rules["logits"].tensor(self._of({"logits_raw": raw_1V}))
+            (g_1V,) = torch.autograd.grad(made_1V, raw_1V, g_V[None])
             g_V = g_1V[0]
         g_D = turned(self._model, raw.weight, g_V)
         g_TD = g_D.new_zeros(len(self._ids), len(g_D))
@@ -189,14 +189,12 @@ class _Evaluated(Kernel):
         return concatenated(self.emitted[name])
 
 
-def _blocks(model: Graph) -> Iterator[list[Node]]:
+def _blocks(model: Graph) -> list[list[Node]]:
     """The nodes in groups, each up to the stream that enters the next block; without the logits."""
-    found: list[Node] = []
+    found: list[list[Node]] = [[]]
     for node in model.nodes.values():
-        if node.name.startswith("logits"):
-            break
-        found.append(node)
+        if not node.name.startswith("logits"):
+            found[-1].append(node)
         if node.name.endswith(".resid_pre"):
-            yield found
-            found = []
-    yield found
+            found.append([])
+    return found
