@@ -173,7 +173,7 @@ def measured(
 
     config, answer, to = look.model.config, asked.parse(look.model), None
     if patch.to is not None:
-        to = replace(parse_edit(f"{patch.to}=zero", Names(config)), text=patch.to, verb="from")
+        to = replace(parse_edit(f"{patch.to}=zero", Names(config)), text=patch.to)
         if len(to.places) > 1:
             raise UsageError(
                 f"`--to {patch.to}` is {counted(len(to.places), 'activation')}, not one",

@@ -78,6 +78,7 @@ def align(clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Pairs, int]:
     begin, sizes = _same(clean, corrupted), (len(clean), len(corrupted))
     if sizes[0] == sizes[1]:
         return [(at, at) for at in range(sizes[0])], begin
+    begin = min(begin, min(sizes) - 1)  # the last of both is the same place
     end = min(_same(clean[::-1], corrupted[::-1]), min(sizes) - begin)
     if not end:
         raise UsageError(
@@ -253,9 +254,9 @@ class _Both:
         That is the receiver's value where, beside the sender, only the stream and the receiver
         itself change: what all others add to the stream is as in the base.
         """
-        request, decoder = self._request.to, self.model.decoder
-        if request is None:
+        if self._request.to is None:
             return list(edits)
+        request, decoder = replace(self._request.to, verb="from"), self.model.decoder
         ((name, given),) = request.places.items()
         places = known_places(given, len(self.ids), request)
         unchanged = Edit(name=name, fn=lambda x, positions: x)
