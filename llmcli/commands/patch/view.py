@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -17,7 +20,7 @@ from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Ink
 from llmcli.ui.theme import HEADING, one_line
 
-AROUND = 7  # lines of a screen beside the rows of the map and the places in words
+AROUND = 9  # lines of a screen beside the rows of the map and the places in words
 LEAST = 4  # rows of a map at least
 TOP = 5  # places in words
 HALF = 0.5  # of a row's strongest place: what the layers named beside it have at least
@@ -69,8 +72,8 @@ def render_patch(
 ) -> RenderableType:
     """What was patched, the strongest places in words, and the map of all.
 
-    `title` is the model's line. `height`: of the screen in lines; the map then has the strongest
-    positions, or several heads in a row. `whole` names the option that shows all.
+    `title` is the model's line. `height`: of the screen in lines; a row of the map then stands for
+    several heads, or positions. `whole` names the option that shows all.
     """
     words = strongest(report)
     most = None if height is None else max(LEAST, height - AROUND - len(words))
@@ -79,9 +82,25 @@ def render_patch(
         for line in words:
             yield Text(fitted(line, width, ink).rstrip(), no_wrap=True)
 
-    drawn = Fit(lambda width, ink: draw_map(patch_map(report), most, whole, width, ink))
+    of = patch_map(report) if report.by == "head" else _folded(patch_map(report), most, whole)
+    drawn = Fit(lambda width, ink: draw_map(of, most, whole, width, ink))
     heading = Text(one_line(title), style=HEADING)
     return Group(heading, Line(list(_headline(report))), Fit(draw), drawn)
+
+
+def _folded(of: Map, most: int | None, whole: str) -> Map:
+    """At most `most` rows: the weakest of neighbours become one, a cell the stronger of two."""
+    rows = list(zip(of.names, of.values, strict=True))
+    while most is not None and len(rows) > most:
+        strength = [float(np.nanmax(np.abs(values), initial=0.0)) for _, values in rows]
+        at = int(np.argmin([max(pair) for pair in pairwise(strength)]))
+        (upper, a), (lower, b) = rows[at : at + 2]
+        name = "–".join((re.split("[– ]", upper)[0], re.split("[– ]", lower.split()[0])[-1]))
+        values = np.where(np.abs(np.nan_to_num(a)) >= np.abs(np.nan_to_num(b)), a, b)
+        rows[at : at + 2] = [(name, values)]
+    names, found = [name for name, _ in rows], np.array([values for _, values in rows])
+    note = "" if len(rows) == len(of.names) else f"; of several positions the strongest, {whole}"
+    return replace(of, names=names, values=found, title=of.title + note)
 
 
 def _headline(report: PatchReport) -> Iterator[str]:
