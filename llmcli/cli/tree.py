@@ -39,7 +39,7 @@ COMMANDS = {
         "experts": "Expert routing: which experts each token takes.",
         "lens": "Logit lens: the top tokens after every layer.",
         "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
-        "patch": "What of one prompt restores its answer in another: a map.",
+        "patch": "Patch one prompt's activations into another: a map.",
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
         "score": "Log-probability of every token, perplexity, bits per byte.",

@@ -7,7 +7,6 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
-from llmcli.graph.names import Names
 from llmcli.records.numbers import counted
 from llmcli.shell.answer import AnswerOptions
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
@@ -24,18 +23,19 @@ if TYPE_CHECKING:
 FILES = ("html", "png", "json")
 
 EPILOG = """
-The number is the logit of --answer minus that of --versus after the last token;
-by default the top tokens of both prompts. 0 is the corrupted run's, 1 the clean
-one's. Prompts of as many tokens are aligned one by one; of others what they
-have in common at both ends, and only that is patched.
+The number is the logit of --answer minus that of --versus after the
+last token; by default the top tokens of both prompts. 0 is the corrupted
+run's, 1 the clean one's. Prompts of as many tokens are aligned one by
+one; of others what they have in common at both ends, and only that is
+patched.
 
 Examples:
 
-  llmcli patch "The Eiffel Tower is in the city of" "The Colosseum is in the city of"
-  llmcli patch "Anna met Tom" "Anna met Ben" --what attn_out --noising
+  llmcli patch "The Eiffel Tower is in" "The Colosseum is in"
+  llmcli patch "Anna met Tom" "Anna met Ben" --what mlp_out --noising
   llmcli patch "Anna met Tom" "Anna met Ben" --what z --position -1
   llmcli patch "Anna met Tom" "Anna met Ben" --what v --by position
-  llmcli patch "Anna met Tom" "Anna met Ben" --what z --to "8.attn.q[H=3]"
+  llmcli patch "Anna met Tom" "Anna met Ben" --to "8.attn.q[H=3]"
   llmcli patch --ids 5,17,3,8 --ids 5,17,9,8 -o patch.html
 """
 
@@ -113,8 +113,9 @@ class PatchOptions(FileOptions):
 
     def names(self, config: ModelConfig) -> tuple[str, ...]:
         """The activations, one of a layer. Raises UsageError."""
-        names = Names(config)
-        found = names.select(self.what, ("activation",))
+        from llmcli.graph.names import Names
+
+        found = Names(config).select(self.what, ("activation",))
         layers: dict[str, str] = {}
         for name in found:
             layer = name.split(".")[1] if name.startswith("blocks.") else ""
@@ -144,8 +145,8 @@ def command(
     """
     from llmcli.commands.patch.view import render_patch
 
-    given = prompts.parse()
     look = Inspection("patch", patch, FILES, output)
+    given = prompts.parse()
     look.load(model, patch.check, text=not given[0].ids)
     chat = template.options()
     encoded = [encode(one, chat, look.model) for one in given]
@@ -170,6 +171,7 @@ def measured(
     """Patches, and notes what is to be known of the answer."""
     from llmcli.commands.patch.measure import PatchRequest, measure_patch
     from llmcli.graph.edited import parse_edit
+    from llmcli.graph.names import Names
 
     config, answer, to = look.model.config, asked.parse(look.model), None
     if patch.to is not None:

@@ -114,7 +114,7 @@ def _headline(report: PatchReport) -> Iterator[str]:
     way = "" if report.to is None else f" by way of {report.to} alone"
     yield f"{given} {report.what} put into the {to} run{way}"
     if report.by == "head":
-        yield f"at positions {_span(report.positions)}"
+        yield f"at position{'s' * (len(report.positions) > 1)} {_span(report.positions)}"
         yield from (place(report, at) for at in report.positions if "≠" in place(report, at))
     if len(report.clean) != len(report.corrupted):
         yield "aligned: " + ", ".join(
