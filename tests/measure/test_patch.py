@@ -159,7 +159,6 @@ def test_the_default_answer_is_both_top_tokens():
     ({"positions": range(2, 3), "prompts": (CLEAN, LONGER)}, "none of the positions"),
     ({"what": "attn.pattern", "prompts": (CLEAN, LONGER)}, "a number for each key"),
     ({"what": "ln1.scale"}, "it cannot be edited"),
-    ({"answer": Answer(answer=3, versus=3)}, "the difference is 0"),
 ])  # fmt: skip
 def test_refused(more, words):
     with pytest.raises(UsageError, match=words):

@@ -11,72 +11,80 @@ from rich.text import Text
 from llmcli.commands.attribute.report import AttributeReport
 from llmcli.records.contribution import Contribution
 from llmcli.ui.grid import Fit
-from llmcli.ui.layout import Line, in_words
-from llmcli.ui.maps import DIGITS, Map, beside, draw_map, map_png, on_page, signed
+from llmcli.ui.layout import Line, fitted, in_words
+from llmcli.ui.maps import DIGITS, Map, draw_map, map_png, on_page, signed
 from llmcli.ui.numbers import number
 from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Ink
 from llmcli.ui.theme import HEADING, one_line
 
-AROUND = 10  # lines of a screen beside the rows of the map and the terms in words
+AROUND = 8  # lines of a screen beside the rows of the map and the terms in words
 LEAST = 4  # rows of a map at least
-ROWS = {"expert": "mlp", "shared expert": "mlp", "mlp": "mlp"}
+HALF, NARROW = 56, 60  # … of one of two terms side by side, at most; where none are
+IN_THE_PAGE = 100  # terms in words
+MLP = ("mlp", "expert", "shared expert")
 WORDS = {"embed": "token embedding", "pos_embed": "position embedding"}
-PLACES = {"resid_pre": "the stream before each layer", "head": "heads, all positions"}
+TITLES = {"resid_pre": "the stream before each layer", "head": "heads, all positions together"}
 
 
 def maps(report: AttributeReport) -> list[Map]:
-    """The maps of a report: layers across; heads down, or positions."""
+    """The maps of a report: layers across; heads down, or positions, a map for each kind."""
     if report.method == "direct":
         return [_terms_map(report)]
-    kinds = dict.fromkeys(term.kind for term in report.terms)
-    return [_places_map(report, kind) for kind in kinds]
+    return [_places_map(report, kind) for kind in dict.fromkeys(t.kind for t in report.terms)]
 
 
 def _terms_map(report: AttributeReport) -> Map:
     """Heads, feed-forward, all else, and the sum so far; embeddings come first, the head last."""
-    last = max((t.layer for t in report.terms if t.layer is not None), default=-1)
-    ends = any(term.layer is None and term.kind != "embedding" for term in report.terms)
-    columns = ["in", *map(str, range(last + 1)), *(["out"] if ends else [])]
-    heads: list[dict[tuple[str, int | None], int]] = [{} for _ in columns]
+    layers = 1 + max((t.layer for t in report.terms if t.layer is not None), default=-1)
+    columns = ["in", *map(str, range(layers)), "out"]
+    heads: list[list[tuple[str, int | None]]] = [[] for _ in columns]
     found: dict[tuple[str, int], float] = {}
     for term in report.terms:
-        at = term.layer + 1 if term.layer is not None else -1 if term.kind != "embedding" else 0
-        at %= len(columns)
-        row = ROWS.get(term.kind, "other")
+        at = 0 if term.kind == "embedding" else 1 + (layers if term.layer is None else term.layer)
+        row = "mlp" if term.kind in MLP else "other"
         if term.kind == "head":  # those of two mixers side by side follow one another
-            row = f"head {heads[at].setdefault((term.name, term.index), len(heads[at]))}"
+            row = f"head {len(heads[at])}"
+            heads[at].append((term.name, term.index))
         found[row, at] = found.get((row, at), 0.0) + term.value
-    names = [f"head {head}" for head in range(max(map(len, heads)))]
+    count = max(map(len, heads))
+    names = [f"head {head}" for head in range(count)]
     names += [name for name in ("mlp", "other") if any(row == name for row, _ in found)]
     values = np.full((len(names) + 1, len(columns)), np.nan)
     for (row, at), value in found.items():
         values[names.index(row), at] = value
     values[-1] = np.nansum(values[:-1], axis=0).cumsum()
-    title = "what each part of each layer adds"
-    return Map(title=title, names=[*names, "so far"], columns=columns, values=values, sums=True)
+    if not any(at > layers for _, at in found):
+        columns, values = columns[:-1], values[:, :-1]
+    return Map(
+        title="what each part of each layer adds", names=[*names, "so far"], columns=columns,
+        values=values, numbered=count, sums=True,
+    )  # fmt: skip
 
 
 def _places_map(report: AttributeReport, kind: str) -> Map:
     """Positions down; of heads, these, all positions together."""
-    terms = [term for term in report.terms if term.kind == kind]
-    down = [term.index if kind == "head" else term.position for term in terms]
-    values = np.full((max(filter(None, down), default=0) + 1, report.layers), np.nan)
-    for row, term in zip(down, terms, strict=True):
-        assert row is not None
-        assert term.layer is not None
-        before = values[row, term.layer]
-        values[row, term.layer] = term.value + (0.0 if np.isnan(before) else before)
-    names = [f"head {row}" for row in range(len(values))]
-    if kind != "head":
-        names = [f"{at} {_differs(report, at)}" for at in range(len(values))]
-    title = PLACES.get(kind, f"{kind} of each layer")
-    return Map(title=title, names=names, columns=[*map(str, range(report.layers))], values=values)
+    rows: dict[tuple[int, int], float] = {}
+    for term in report.terms:
+        down = term.index if kind == "head" else term.position
+        if term.kind == kind and down is not None and term.layer is not None:
+            rows[down, term.layer] = rows.get((down, term.layer), 0.0) + term.value
+    values = np.full((1 + max(down for down, _ in rows), report.layers), np.nan)
+    for place, value in rows.items():
+        values[place] = value
+    names = [
+        f"head {at}" if kind == "head" else _place(report, at) for at in range(len(values))
+    ]
+    title = TITLES.get(kind, f"{kind} of each layer")
+    columns = [*map(str, range(report.layers))]
+    return Map(title=title, names=names, columns=columns, values=values, numbered=len(values))
 
 
-def _differs(report: AttributeReport, at: int) -> str:
+def _place(report: AttributeReport, at: int) -> str:
+    """A position with its token, or both tokens where they differ."""
     clean, other = report.tokens[at], (report.corrupted or report.tokens)[at]
-    return in_words(clean) if clean.id == other.id else f"{in_words(clean)}≠{in_words(other)}"
+    differs = "" if clean.id == other.id else f"≠{in_words(other)}"
+    return f"{at} {in_words(clean)}{differs}"
 
 
 def render_attribution(
@@ -84,54 +92,58 @@ def render_attribution(
 ) -> RenderableType:
     """What the number is, its strongest terms in words, and the map of all.
 
-    `title` is the model's line. `height`: of the screen in lines; a row of the map then stands for
-    several heads, or only the strongest positions are there. `whole` names the option that shows
-    all.
+    `title` is the model's line. `height`: of the screen in lines, where a row of the map may stand
+    for several. `whole` names the option that shows all.
     """
-    shown = Fit(lambda width, ink: _strongest(report, top, width, ink))
     most = None if height is None else max(LEAST, height - AROUND - -(-top // 2))
-    drawn = Fit(lambda width, ink: draw_map(maps(report)[0], most, whole, width, ink))
-    heading = Text(one_line(title), style=HEADING)
-    return Group(heading, Line(list(_headline(report))), shown, drawn)
+    of = maps(report)[0]
+    return Group(
+        Text(one_line(title), style=HEADING),
+        Line(list(_headline(report))),
+        Fit(lambda width, ink: _strongest(report, top, width, ink)),
+        Fit(lambda width, ink: draw_map(of, most, whole, width, ink)),
+    )
 
 
 def _headline(report: AttributeReport) -> Iterator[str]:
     """The number, and how the terms make it up."""
-    at = len(report.tokens) - 1
-    after = f"after {in_words(report.tokens[-1])} at {at}"
-    if report.answer is None:
-        yield f"{report.number}[{','.join(map(str, report.index or ()))}] {after}"
-    else:
+    what = f"{report.number}[{','.join(map(str, report.index or ()))}]"
+    if report.answer is not None:
         versus = "" if report.versus is None else f" − {in_words(report.versus)}"
-        yield f"logit of {in_words(report.answer)}{versus} {after}"
-    if report.method == "direct":
-        yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {len(report.terms)} terms"
-        if report.number == "logits_raw":
-            yield "before the soft cap, which is not linear"
-    else:
+        what = f"logit of {in_words(report.answer)}{versus}"
+    yield f"{what} after {in_words(report.tokens[-1])} at {len(report.tokens) - 1}"
+    if report.method == "gradient":
         yield f"clean {number(report.value, 5)}, corrupted {number(report.corrupted_value, 5)}"
         yield "(clean − corrupted) × gradient"
+        return
+    yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {len(report.terms)} terms"
+    if report.number == "logits_raw":
+        yield "before the soft cap, which is not linear"
 
 
-def _strongest(
-    report: AttributeReport, top: int, width: int, ink: Ink
-) -> Iterator[RenderableType]:
-    """The `top` strongest terms: half that add, on the left, and half that take away."""
+def _by_size(report: AttributeReport) -> list[Contribution]:
+    """The strongest term first, without the stream, which has all others in it."""
     terms = [term for term in report.terms if term.kind != "resid_pre"]
-    terms = sorted(terms, key=lambda term: -abs(term.value))
-    sides = [
-        [f"{signed(t.value):>8}  {term_words(report, t)}" for t in terms if (t.value < 0) == low]
-        for low in (False, True)
-    ]
-    sides = [side[: -(-top // 2)] for side in sides]
-    yield from beside(sides, width, ink)
+    return sorted(terms, key=lambda term: -abs(term.value))
+
+
+def _strongest(report: AttributeReport, top: int, width: int, ink: Ink) -> Iterator[RenderableType]:
+    """The `top` strongest terms: half that add, on the left, and half that take away."""
+    lines = [(t.value < 0, f"{signed(t.value):>8}  {term_words(report, t)}")
+             for t in _by_size(report)]  # fmt: skip
+    sides = [[words for low, words in lines if low == side][: -(-top // 2)] for side in (0, 1)]
+    if width < NARROW:
+        sides = [[*sides[0], *sides[1]], []]
+    half = min(width // 2, HALF) if sides[1] else width
+    for at in range(max(map(len, sides))):
+        left, right = (side[at] if at < len(side) else "" for side in sides)
+        yield Text(f"{fitted(left, half - 1, ink)} {fitted(right, half, ink)}".rstrip())
 
 
 def term_words(report: AttributeReport, term: Contribution) -> str:
     """`layer 3 head 2`, `layer 3 expert 17`, `token embedding`, `bias ln_final.b`."""
-    if term.kind == "bias" or term.layer is None:
-        words = WORDS.get(term.name, f"{term.kind} {term.name}")
-    else:
+    words = WORDS.get(term.name, f"{term.kind} {term.name}")
+    if term.kind != "bias" and term.layer is not None:
         part = term.name.split(".")[2].removesuffix("_out")
         kind = part if term.kind == "mixer" else term.kind
         if (kind == "head" and part != "attn") or (part != kind and part[-1].isdigit()):
@@ -140,34 +152,30 @@ def term_words(report: AttributeReport, term: Contribution) -> str:
     return words if term.position is None else f"{words} at {_place(report, term.position)}"
 
 
-def _place(report: AttributeReport, at: int) -> str:
-    return f"{at} {_differs(report, at)}"
-
-
 # files
 
 
 def attribution_page(report: AttributeReport, title: str) -> bytes:
     """Every map and the strongest terms as one HTML file. `title` names the model."""
-    terms = sorted(report.terms, key=lambda term: -abs(term.value))[:100]
     data = {
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens],
         "corrupted": [token(one) for one in report.corrupted or ()],
         "maps": [on_page(one) for one in maps(report)],
-        "terms": [[term_words(report, one), finite(one.value, DIGITS)] for one in terms],
+        "terms": [
+            [term_words(report, one), finite(one.value, DIGITS)]
+            for one in _by_size(report)[:IN_THE_PAGE]
+        ],
         "checks": checks(report.checks),
     }
     return page("attribute", f"Attribution: {title}", data)
 
 
 def attribution_png(report: AttributeReport, title: str) -> bytes:
-    """The first map as a PNG file, and the strongest terms in the footer. `title` names the model.
-    """
+    """The first map as a PNG file, the strongest terms in its footer. `title` names the model."""
     of = maps(report)[0]
-    terms = sorted(report.terms, key=lambda term: -abs(term.value))[:5]
-    words = ", ".join(f"{term_words(report, one)} {signed(one.value)}" for one in terms)
-    sums = "; so far has a scale of its own" if of.sums else ""
-    heading = f"Attribution: {' · '.join(_headline(report))}"
-    return map_png(of, heading, title, f"{of.title}{sums}; {words}", report.ok)
+    terms = (f"{term_words(report, one)} {signed(one.value)}" for one in _by_size(report)[:5])
+    parts = [*["so far has a scale of its own"] * of.sums, ", ".join(terms)]
+    heading = f"Attribution: {next(_headline(report))}"
+    return map_png(of, heading, title, "; ".join(parts), report.ok)

@@ -193,12 +193,10 @@ def measured(
         positions=span,
         to=to,
     )
-    with Progress(look.out) as progress:
-        report = measure_patch(look.model, *ids, request, progress=progress)
-    likeliest = [] if report.versus is None else [report.answer.id, report.versus.id]
-    for note in asked.notes(answer, look.model, likeliest):
+    for note in asked.notes(answer, look.model):
         look.out.note(note)
-    return report
+    with Progress(look.out) as progress:
+        return measure_patch(look.model, *ids, request, progress=progress)
 
 
 def exports(look: Inspection, tokens: int) -> dict[str, Export]:

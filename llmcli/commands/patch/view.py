@@ -42,7 +42,8 @@ def patch_map(report: PatchReport) -> Map:
     names = [f"head {row}" if by_head else place(report, row) for row in rows]
     title = f"{report.what} by {report.by}"
     columns = [*map(str, range(report.layers))]
-    return Map(title=title, names=[*same, *names], columns=columns, values=values)
+    names = [*same, *names]
+    return Map(title=title, names=names, columns=columns, values=values, numbered=len(names))
 
 
 def _row(cell: PatchCell) -> int:
@@ -100,7 +101,7 @@ def _folded(of: Map, most: int | None, whole: str) -> Map:
         rows[at : at + 2] = [(name, values)]
     names, found = [name for name, _ in rows], np.array([values for _, values in rows])
     note = "" if len(rows) == len(of.names) else f"; of several positions the strongest, {whole}"
-    return replace(of, names=names, values=found, title=of.title + note)
+    return replace(of, names=names, values=found, title=of.title + note, numbered=len(rows))
 
 
 def _headline(report: PatchReport) -> Iterator[str]:
