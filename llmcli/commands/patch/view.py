@@ -23,7 +23,7 @@ from llmcli.ui.theme import HEADING, one_line
 AROUND = 9  # lines of a screen beside the rows of the map and the places in words
 LEAST = 4  # rows of a map at least
 TOP = 5  # places in words
-HALF = 0.5  # of a row's strongest place: what the layers named beside it have at least
+HALF = 0.5  # of a row's strongest place: what the layers around it have that are named
 
 
 def patch_map(report: PatchReport) -> Map:
@@ -135,9 +135,11 @@ def strongest(report: PatchReport) -> list[str]:
         if not effects[best]:
             continue
         near = effects * np.sign(effects[best]) >= HALF * abs(effects[best])
-        first = best - int(near[best::-1].argmin() if not near[: best + 1].all() else best + 1) + 1
-        behind = near[best:]
-        last = best + int(len(behind) if behind.all() else behind.argmin()) - 1
+        first = last = best
+        while first and near[first - 1]:
+            first -= 1
+        while last + 1 < len(near) and near[last + 1]:
+            last += 1
         value = number(effects[best] + report.base)
         layers = f"layer {best}" if first == last else f"layer {best} (half in {first}–{last})"
         found.append((abs(effects[best]), f"{value:>8}  {name}: {layers}"))
@@ -146,7 +148,7 @@ def strongest(report: PatchReport) -> list[str]:
 
 def patch_page(report: PatchReport, title: str) -> bytes:
     """The map and the strongest places as one HTML file. `title` names the model."""
-    of = patch_map(report)
+    of, same = patch_map(report), len(report.clean) == len(report.corrupted)
     cells = sorted(report.cells, key=lambda cell: -abs(cell.value - report.base))[:100]
     places = [
         f"layer {cell.layer}, "
@@ -157,7 +159,7 @@ def patch_page(report: PatchReport, title: str) -> bytes:
         "title": f"{title} · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.clean],
-        "corrupted": [],
+        "corrupted": [token(one) for one in report.corrupted] if same else [],
         "maps": [on_page(of)],
         "terms": [
             [words, finite(cell.value, DIGITS)] for words, cell in zip(places, cells, strict=True)
