@@ -171,6 +171,6 @@ def patch_page(report: PatchReport, title: str) -> bytes:
 
 def patch_png(report: PatchReport, title: str) -> bytes:
     """The map as a PNG file, and the strongest places in the footer. `title` names the model."""
-    heading = f"Patching: {' · '.join(_headline(report))}"
+    heading = f"Patching: {next(_headline(report))}"
     footer = "; ".join(" ".join(line.split()) for line in strongest(report))
     return map_png(patch_map(report), heading, title, footer, report.ok)
