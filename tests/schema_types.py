@@ -252,6 +252,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
     "attribute": Document(report="commands.attribute.report:AttributeReport", judged=True),
+    "patch": Document(report="commands.patch.report:PatchReport", judged=True),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",

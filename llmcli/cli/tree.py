@@ -46,6 +46,7 @@ COMMANDS = {
     },
     "What if": {
         "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
+        "patch": "Patch one prompt's activations into another: a map.",
     },
     "Measure": {
         "timing": "Profile a run: where the time goes, by phase, layer, part.",

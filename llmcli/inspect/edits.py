@@ -64,14 +64,14 @@ def apply_edits(model: Model, prompts: Sequence[Ids]) -> None:
             values = emitted(model, runs, request.places, mean=request.verb == "mean")
             other = len(runs[0]) if request.prompt is not None else tokens
         for name, places in request.places.items():
-            here, there = (_known(places, size, request) for size in (tokens, other))
+            here, there = (known_places(places, size, request) for size in (tokens, other))
             shift = _shift(here, there, request) if other != tokens else 0
-            change = _Change(request, name, here, values.get(name), shift, model.changed)
+            change = Change(request, name, here, values.get(name), shift, model.changed)
             found.append(Edit(name=name, fn=change))
     model.decoder.edits = tuple(found)
 
 
-def _known(places: Places, tokens: int, request: EditRequest) -> Places:
+def known_places(places: Places, tokens: int, request: EditRequest) -> Places:
     """The places with positions of tokens from the start. Raises UsageError for those before it."""
     found = []
     for axis, span in places:
@@ -157,7 +157,7 @@ def _array(request: EditRequest) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """The function of one `Edit`: `value` `[…, N, …]` is that of token t at t + `shift`.
 
     Says in `changed` whether any number became another one.

@@ -62,10 +62,13 @@ class Sweep:
                 self._decoder(before, self._state, totals=[len(ids)], logits="last")
             self.plain = self._call([None], None, keep)
 
-    def run(self, edits: Sequence[Edit]) -> Iterator[tuple[list[int], Tensor]]:
+    def run(
+        self, edits: Sequence[Edit], tap: Tap | None = None
+    ) -> Iterator[tuple[list[int], Tensor]]:
         """Yields the numbers of some of the runs, and their logits `[B, T, V]`.
 
-        The function of an edit gets the activation `[1, …, T, …]` of its own run.
+        The function of an edit gets the activation `[1, …, T, …]` of its own run; those of all
+        runs of a call pass through `tap` before it is yielded.
         """
         layers: dict[int | None, list[int]] = {}
         for number, edit in enumerate(edits):
@@ -76,7 +79,7 @@ class Sweep:
                 some = numbers[first : first + self.rows]
                 self._progress("running", done, len(edits))
                 with torch.inference_mode():
-                    found = self._call([edits[number] for number in some], layer)
+                    found = self._call([edits[number] for number in some], layer, tap)
                 yield some, found
                 done += len(some)
 
