@@ -16,7 +16,7 @@ from llmcli.model import Model
 from llmcli.nn.step import Edit, Tap
 from llmcli.records.work import Progress, no_progress
 
-AT_ONCE = 4096  # tokens of one call of the decoder
+AT_ONCE = 4096  # tokens of one call of the decoder, with those that are cached
 LOGITS = 1 << 26  # numbers of the logits of one call
 
 
@@ -44,9 +44,8 @@ class Sweep:
         self._decoder, self._ids, self._since = model.decoder, list(ids), since
         self._logits: Literal["all", "last"] = logits
         self._progress = progress
-        tokens = len(ids) - since
-        numbers = model.config.vocab * (tokens if logits == "all" else 1)
-        self.rows = rows or max(1, min(AT_ONCE // tokens, LOGITS // numbers))
+        numbers = model.config.vocab * (len(ids) - since if logits == "all" else 1)
+        self.rows = rows or max(1, min(AT_ONCE // len(ids), LOGITS // numbers))
         self._state = self._decoder.new_state(1, len(ids)) if since else None
         self._stream: dict[int, Tensor] = {}  # before each layer, [1, T, D]
 

@@ -352,13 +352,12 @@ class Chat:
 
         model = self.conversation.model
         before = model.edits
-        added = edit_requests([text], model.config) if text != "none" else ()
+        added = edit_requests([text], model.config, self.settings.seed) if text != "none" else ()
         model.edits = (*before, *added) if added else ()
         try:
             apply_edits(model, [])
-        except UsageError:
+        except BaseException:
             model.edits = before
-            apply_edits(model, [])
             raise
         self.conversation.reread()
 
