@@ -137,12 +137,11 @@ def _runs(request: EditRequest, model: Model, ids: Ids, window: int) -> list[Ids
     pieces = [one[at : at + window] for one in found for at in range(0, len(one), window)]
     keys = any("S" in dict(places) for places in request.places.values())
     if len(pieces) > 1 and (keys or request.prompt is not None):
-        raise UsageError(
-            f"`--edit {request.text}`: "
-            + ("several prompts have no mean with keys" if keys and request.path
-               else f"the prompt is longer than {window} tokens"),
-            hint="take numbers that have no axis S, or a shorter prompt",
-        )
+        if request.path:
+            why, hint = "several prompts have no mean with keys", "edit what has no axis S"
+        else:
+            why, hint = f"the prompt is longer than {window} tokens", "give a shorter one"
+        raise UsageError(f"`--edit {request.text}`: {why}", hint=hint)
     return pieces
 
 

@@ -94,7 +94,6 @@ class Sweep:
         return self._decoder(
             torch.tensor([new] * rows, device=self._decoder.device),
             None if self._state is None else self._state.select([0] * rows),
-            totals=[len(self._ids)] * rows,
             tap=tap,
             edits=[Edit(name=name, fn=_by_row(own)) for name, own in given.items()],
             logits=self._logits,

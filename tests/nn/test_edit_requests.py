@@ -287,7 +287,7 @@ def test_noise_is_normal_and_of_its_seed(llama):
     _, seen = run(llama, f"{name}=noise 0.5", seed=1)
     off = seen[name] - plain[name]
     assert 0.3 < float(off.std()) < 0.7
-    assert not torch.equal(off[:, 0], off[:, 1])
+    assert not torch.allclose(off[:, 0], off[:, 1])
     _, again = run(llama, f"{name}=noise 0.5", seed=1)
     _, other = run(llama, f"{name}=noise 0.5", seed=2)
     assert torch.equal(again[name], seen[name])
@@ -305,7 +305,7 @@ def test_new_tokens_are_edited_where_no_position_is_named(llama):
         assert bool((seen["blocks.1.mlp_out"] == 0).all()) == reached
 
 
-def test_looks_stay_green_with_edits_and_red_with_faults(model):
+def test_looks_stay_green_with_edits(model):
     """Every activation of a look but the edited ones follows from its formula."""
     names = named(model)
     edit(model, *(f"{name}[T=1:]=scale 1.5" for name in names[2::3]))
@@ -325,6 +325,10 @@ def test_looks_stay_green_with_edits_and_red_with_faults(model):
 
 
 def test_maps_that_are_computed_from_queries_and_keys_are_not_shown_edited(llama):
+    edit(llama, "blocks.0.attn.scores[S=0]=zero")
+    plan = plan_dump(llama, ["blocks.0.attn.z", "blocks.0.attn.v"], len(IDS))
+    report = measure_dump(Passes(llama, IDS), plan, write=lambda *_: None)
+    assert all(one.ok for one in report.checks)
     edit(llama, "blocks.0.attn.pattern[S=0]=zero")
     assert measure_lens(Passes(llama, IDS), span=range).checks[0].ok
     with pytest.raises(UsageError, match=r"`blocks.0.attn.pattern` is computed here"):
