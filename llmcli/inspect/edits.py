@@ -152,14 +152,16 @@ def emitted(
 
     Those that fused kernels do not store, too.
     """
-    same = [Edit(name=name, fn=lambda x, positions: x) for name in names]
+    whole = graph(model.config)
+    derived = [name for name in names if not whole.written(name)]
+    same = [Edit(name=name, fn=lambda x, positions: x) for name in derived]
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     total = sum(map(len, runs))
 
     def tap(name: str, tensor: Tensor) -> None:
         if name in parts:
             now = tensor[0]
-            if graph(model.config)[name].axes[-1] == "S":  # a later chunk has more keys
+            if whole[name].axes[-1] == "S":  # a later chunk has more keys
                 now = F.pad(now, (0, total - now.shape[-1]))
             if mean:
                 now = now.to(float64_device(now.device), torch.float64).sum(-2, keepdim=True)
