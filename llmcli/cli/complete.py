@@ -40,6 +40,7 @@ TENSOR_KINDS = {
     "names": ("activation", "state", "parameter"),
     "tensor": ("activation", "parameter"),
     "weights": ("parameter",),
+    "edit": ("activation",),
 }
 _LAYER = re.compile(r"(blocks|cache)\.([^.]*)\.")
 _MOST_KEPT = 64  # files of names that are kept
@@ -198,6 +199,8 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
         return "list", (f"{before}{one}" for one in ("all", *metrics))
     if name in ("name", "filter"):
         return "words", tensor_names("weights" if command == "load" else "names", word, line)
+    if name == "edit":
+        return "list", tensor_names(name, word, line)
     if name == "layer":
         return "words", layer_numbers(word, line)
     if name == "rung":

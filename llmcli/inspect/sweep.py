@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from llmcli.engine.session import Session
 from llmcli.inspect.kernel import layer_of
 from llmcli.model import Model
 from llmcli.nn.step import Edit, Tap
 from llmcli.records.work import Progress, no_progress
 
-AT_ONCE = 4096  # tokens of one call of the decoder
+AT_ONCE = 4096  # tokens of one call of the decoder, with those that are cached
 LOGITS = 1 << 26  # numbers of the logits of one call
 
 
@@ -44,10 +45,9 @@ class Sweep:
         self._decoder, self._ids, self._since = model.decoder, list(ids), since
         self._logits: Literal["all", "last"] = logits
         self._progress = progress
-        tokens = len(ids) - since
-        numbers = model.config.vocab * (tokens if logits == "all" else 1)
-        self.rows = rows or max(1, min(AT_ONCE // tokens, LOGITS // numbers))
-        self._state = self._decoder.new_state(1, len(ids)) if since else None
+        numbers = model.config.vocab * (len(ids) - since if logits == "all" else 1)
+        self.rows = rows or max(1, min(AT_ONCE // len(ids), LOGITS // numbers))
+        self._before = Session(self._decoder, 1, len(ids)) if since else None
         self._stream: dict[int, Tensor] = {}  # before each layer, [1, T, D]
 
         def keep(name: str, tensor: Tensor) -> None:
@@ -57,9 +57,8 @@ class Sweep:
                 tap(name, tensor)
 
         with torch.inference_mode():
-            if self._state is not None:
-                before = torch.tensor([self._ids[:since]], device=model.device)
-                self._decoder(before, self._state, totals=[len(ids)], logits="last")
+            if self._before is not None:
+                self._before.extend([self._ids[:since]], logits="none", totals=[len(ids)])
             self.plain = self._call([None], None, keep)
 
     def run(
@@ -95,15 +94,17 @@ class Sweep:
         begin = None
         if layer is not None and self._decoder.begins_anywhere:
             begin = layer, self._stream[layer].expand(rows, -1, -1)
-        return self._decoder(
+        run: Callable[..., Tensor] = self._decoder
+        if self._before is not None:
+            run = self._before.copies(rows).extend
+        found = run(
             torch.tensor([new] * rows, device=self._decoder.device),
-            None if self._state is None else self._state.select([0] * rows),
-            totals=[len(self._ids)] * rows,
             tap=tap,
             edits=[Edit(name=name, fn=_by_row(own)) for name, own in given.items()],
             logits=self._logits,
             begin=begin,
         )
+        return found if found.ndim == 3 else found.unsqueeze(1)
 
 
 def _by_row(edits: Mapping[int, Edit]) -> Callable[[Tensor, Tensor], Tensor]:
