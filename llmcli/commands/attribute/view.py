@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.attribute.report import AttributeReport
 from llmcli.records.contribution import Contribution
-from llmcli.ui import png
-from llmcli.ui.grid import Fit, Grid
-from llmcli.ui.layout import WIDEST, Line, fitted, in_words
+from llmcli.ui.grid import Fit
+from llmcli.ui.layout import Line, in_words
+from llmcli.ui.maps import DIGITS, Map, beside, draw_map, map_png, on_page, signed
 from llmcli.ui.numbers import number
 from llmcli.ui.page import checks, finite, page, token
-from llmcli.ui.palette import Ink, Scale
-from llmcli.ui.theme import FAINT, HEADING, one_line
+from llmcli.ui.palette import Ink
+from llmcli.ui.theme import HEADING, one_line
 
 AROUND = 10  # lines of a screen beside the rows of the map and the terms in words
 LEAST = 4  # rows of a map at least
-NAME = 16  # columns of the name of a row, at most
-NINTHS = 9
-SIDE = 26  # pixels of a cell of the picture
 ROWS = {"expert": "mlp", "shared expert": "mlp", "mlp": "mlp"}
 WORDS = {"embed": "token embedding", "pos_embed": "position embedding"}
 PLACES = {"resid_pre": "the stream before each layer", "head": "heads, all positions"}
-DIGITS = 6  # of a number in the page
-
-
-@dataclass(frozen=True, kw_only=True)
-class Map:
-    """Values `[rows, columns]`, NaN where there is nothing; `title` says of what.
-
-    `first`: the number of the first column that is a layer. `sums`: the last row has a scale of its
-    own, the sum of all terms up to each column.
-    """
-
-    title: str
-    names: Sequence[str]
-    columns: Sequence[str]
-    values: np.ndarray
-    sums: bool = False
-
-    @property
-    def scale(self) -> Scale:
-        """Of all rows but the sums."""
-        return Scale.around([self.values[: len(self.names) - self.sums]])
-
-    def fractions(self) -> np.ndarray:
-        """The places of all cells on their scales."""
-        found = self.scale.fractions(self.values)
-        if self.sums:
-            found[-1] = Scale.around([self.values[-1]]).fractions(self.values[-1])
-        return found
 
 
 def maps(report: AttributeReport) -> list[Map]:
@@ -124,7 +90,7 @@ def render_attribution(
     """
     shown = Fit(lambda width, ink: _strongest(report, top, width, ink))
     most = None if height is None else max(LEAST, height - AROUND - -(-top // 2))
-    drawn = Fit(lambda width, ink: _drawn(maps(report)[0], most, whole, width, ink))
+    drawn = Fit(lambda width, ink: draw_map(maps(report)[0], most, whole, width, ink))
     heading = Text(one_line(title), style=HEADING)
     return Group(heading, Line(list(_headline(report))), shown, drawn)
 
@@ -154,19 +120,11 @@ def _strongest(
     terms = [term for term in report.terms if term.kind != "resid_pre"]
     terms = sorted(terms, key=lambda term: -abs(term.value))
     sides = [
-        [f"{_signed(t.value):>8}  {term_words(report, t)}" for t in terms if (t.value < 0) == low]
+        [f"{signed(t.value):>8}  {term_words(report, t)}" for t in terms if (t.value < 0) == low]
         for low in (False, True)
     ]
     sides = [side[: -(-top // 2)] for side in sides]
-    half = min(width, 2 * 44) // 2
-    for at in range(max(map(len, sides))):
-        left, right = (side[at] if at < len(side) else "" for side in sides)
-        line = f"{fitted(left, half - 1, ink)} {right}" if right else left
-        yield Text(fitted(line, width, ink).rstrip(), no_wrap=True)
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{number(value)}"
+    yield from beside(sides, width, ink)
 
 
 def term_words(report: AttributeReport, term: Contribution) -> str:
@@ -186,77 +144,6 @@ def _place(report: AttributeReport, at: int) -> str:
     return f"{at} {_differs(report, at)}"
 
 
-def _drawn(
-    of: Map, most: int | None, whole: str, width: int, ink: Ink
-) -> Iterator[RenderableType | Segment]:
-    """The map, in blocks of as many columns as fit: each cell in ninths of the largest."""
-    ink = replace(ink, diverging=True)
-    shown, note = _fewer(of, most)
-    width = min(width, WIDEST)
-    gutter = min(NAME, max(len(name) for name in (*shown.names, "layer"))) + 1
-    cell = 3 if gutter + 3 * len(shown.columns) <= width else 2
-    fit = max(1, (width - gutter) // cell)
-    codes, ninths = ink.codes(shown.fractions()), 2 * NINTHS * (shown.fractions() - 0.5)
-    for first in range(0, len(shown.columns), fit):
-        columns = range(first, min(first + fit, len(shown.columns)))
-        grid = Grid(ink=ink, gutter=gutter, before=[""] * len(columns))
-        header = _header(shown.columns, columns, cell)
-        yield Text(f"{'layer':<{gutter}}{header}", style=FAINT, no_wrap=True)
-        for row, name in enumerate(shown.names):
-            cells = [
-                [_cell(ninths[row, at], int(codes[row, at]), cell, ink)] for at in columns
-            ]
-            yield from grid.line(fitted(name, gutter - 1, ink).rstrip(), cells)
-    parts = [f"{shown.title}; 9 is {number(shown.scale.high)}"]
-    if shown.sums:
-        parts.append(f"so far: their sum; 9 is {number(float(np.abs(of.values[-1]).max()))}")
-    yield Line([*parts, *([f"{note}; all: {whole}" if whole else note] if note else [])], FAINT)
-
-
-def _header(columns: Sequence[str], shown: range, cell: int) -> str:
-    """The names of the columns over their cells, of those that have room."""
-    line = ""
-    for at in shown:
-        start = (at - shown.start) * cell + cell - len(columns[at])
-        if start >= len(line) + bool(line) or not line:
-            line = f"{line:<{start}}{columns[at]}"
-    return line
-
-
-def _cell(ninths: float, code: int, width: int, ink: Ink) -> Segment:
-    """`+9`, `−3`, a dot for what rounds to 0, nothing where there is none."""
-    if np.isnan(ninths):
-        return Segment(" " * width)
-    digit = round(abs(ninths))
-    minus = "-" if ink.ascii else "−"
-    text = f"{'+' if ninths > 0 else minus}{digit}" if digit else ink.dot
-    return Segment(f"{text:>{width}}", ink.behind(code) if digit else Style.parse(FAINT))
-
-
-def _fewer(of: Map, most: int | None) -> tuple[Map, str]:
-    """At most `most` rows: the strongest of several heads, or the strongest positions."""
-    kept = sum(not name.startswith("head ") for name in of.names) if of.sums else 0
-    rows = len(of.names) - kept
-    if most is None or len(of.names) <= most or rows < 2:
-        return of, ""
-    room = max(1, most - kept)
-    strength = np.nan_to_num(np.abs(of.values))
-    if of.names[0].startswith("head "):
-        each = -(-rows // room)
-        parts = [range(at, min(at + each, rows)) for at in range(0, rows, each)]
-        chosen = [np.array(part)[strength[part].argmax(0)] for part in map(list, parts)]
-        values = [of.values[best, np.arange(len(of.columns))] for best in chosen]
-        names = [f"heads {part[0]}–{part[-1]}" if len(part) > 1 else f"head {part[0]}"
-                 for part in parts]  # fmt: skip
-        values += list(of.values[rows:])
-        return replace(of, names=[*names, *of.names[rows:]], values=np.array(values)), (
-            f"a cell is the strongest of {each} heads"
-        )
-    best = sorted(np.argsort(-strength.max(1), kind="stable")[:room].tolist())
-    names = [of.names[at] for at in best]
-    return replace(of, names=names, values=of.values[best]), f"the strongest {room} of {rows}"
-
-
 # files
 
 
@@ -268,16 +155,7 @@ def attribution_page(report: AttributeReport, title: str) -> bytes:
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens],
         "corrupted": [token(one) for one in report.corrupted or ()],
-        "maps": [
-            {
-                "title": one.title,
-                "names": one.names,
-                "columns": one.columns,
-                "values": [[finite(v, DIGITS) for v in row] for row in one.values.tolist()],
-                "places": [[finite(v, DIGITS) for v in row] for row in one.fractions().tolist()],
-            }
-            for one in maps(report)
-        ],
+        "maps": [on_page(one) for one in maps(report)],
         "terms": [[term_words(report, one), finite(one.value, DIGITS)] for one in terms],
         "checks": checks(report.checks),
     }
@@ -287,24 +165,9 @@ def attribution_page(report: AttributeReport, title: str) -> bytes:
 def attribution_png(report: AttributeReport, title: str) -> bytes:
     """The first map as a PNG file, and the strongest terms in the footer. `title` names the model.
     """
-    of, _ = _fewer(maps(report)[0], png.MOST_TOKENS)
-    names = [png.fitted(name, png.LEAST, 200) for name in of.names]
-    left = png.MARGIN + round(max(png.width(name, png.LEAST) for name in names)) + 16
-    room = png.WIDE - left - png.MARGIN - png.bar_width(of.scale, png.SMALL) - 40
-    side = max(8, min(SIDE, room // len(of.columns)))
-    right, bottom = left + side * len(of.columns), png.TOP + side * len(names)
-    width = max(png.NARROW, right + 40 + png.bar_width(of.scale, png.SMALL) + png.MARGIN)
-    sheet = png.Sheet(width, max(bottom, png.TOP + 200) + png.FOOT)
-    sheet.headings(f"Attribution: {' · '.join(_headline(report))}", title)
-    sheet.cells((left, png.TOP), of.fractions(), side, diverging=True)
-    for row, name in enumerate(names):
-        sheet.text((left - 12, png.TOP + side * row + side // 2), name, png.LEAST, png.QUIET, "rm")
-    for at in range(0, len(of.columns), -(-40 // side)):
-        place = left + side * at + side // 2, png.TOP - 16
-        sheet.text(place, of.columns[at], png.TINY, png.QUIET, "mm")
-    sheet.colour_bar((right + 40, png.TOP), max(160, bottom - png.TOP), of.scale, png.SMALL)
+    of = maps(report)[0]
     terms = sorted(report.terms, key=lambda term: -abs(term.value))[:5]
-    words = ", ".join(f"{term_words(report, one)} {_signed(one.value)}" for one in terms)
+    words = ", ".join(f"{term_words(report, one)} {signed(one.value)}" for one in terms)
     sums = "; so far has a scale of its own" if of.sums else ""
-    sheet.footer(f"{of.title}{sums}; {words}", report.ok)
-    return sheet.png()
+    heading = f"Attribution: {' · '.join(_headline(report))}"
+    return map_png(of, heading, title, f"{of.title}{sums}; {words}", report.ok)
