@@ -39,6 +39,7 @@ COMMANDS = {
         "experts": "Expert routing: which experts each token takes.",
         "lens": "Logit lens: the top tokens after every layer.",
         "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
+        "ablate": "What changes without a head, an MLP, an expert, a layer.",
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
         "score": "Log-probability of every token, perplexity, bits per byte.",

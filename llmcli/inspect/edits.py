@@ -61,12 +61,12 @@ def apply_edits(model: Model, prompts: Sequence[Ids]) -> None:
             values = dict.fromkeys(request.places, _array(request))
         elif request.verb in ("mean", "from"):
             runs = _runs(request, model, prompt)
-            values = _emitted(model, runs, request.places, mean=request.verb == "mean")
+            values = emitted(model, runs, request.places, mean=request.verb == "mean")
             other = len(runs[0]) if request.prompt is not None else tokens
         for name, places in request.places.items():
             here, there = (_known(places, size, request) for size in (tokens, other))
             shift = _shift(here, there, request) if other != tokens else 0
-            change = _Change(request, name, here, values.get(name), shift, model.changed)
+            change = Change(request, name, here, values.get(name), shift, model.changed)
             found.append(Edit(name=name, fn=change))
     model.decoder.edits = tuple(found)
 
@@ -109,7 +109,7 @@ def _runs(request: EditRequest, model: Model, ids: Ids) -> list[Ids]:
     return list(found)
 
 
-def _emitted(
+def emitted(
     model: Model, runs: Sequence[Ids], names: Collection[str], *, mean: bool
 ) -> dict[str, Tensor]:
     """Activations of these runs, without a batch axis; `mean`: of all their tokens."""
@@ -155,7 +155,7 @@ def _array(request: EditRequest) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """The function of one `Edit`: `value` `[…, N, …]` is that of token t at t + `shift`.
 
     Says in `changed` whether any number became another one.

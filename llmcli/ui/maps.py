@@ -105,13 +105,14 @@ def _cell(ninths: float, code: int, width: int, ink: Ink) -> Segment:
 
 def fewer(of: Map, most: int | None) -> tuple[Map, str]:
     """At most `most` rows: the strongest of several heads, or the strongest positions."""
-    kept = sum(not name.startswith("head ") for name in of.names) if of.sums else 0
+    heads = [name.startswith("head ") for name in of.names]
+    kept = heads.count(False) if of.sums or heads[0] else 0
     rows = len(of.names) - kept
     if most is None or len(of.names) <= most or rows < 2:
         return of, ""
     room = max(1, most - kept)
     strength = np.nan_to_num(np.abs(of.values))
-    if of.names[0].startswith("head "):
+    if heads[0]:
         each = -(-rows // room)
         parts = [range(at, min(at + each, rows)) for at in range(0, rows, each)]
         chosen = [np.array(part)[strength[part].argmax(0)] for part in map(list, parts)]

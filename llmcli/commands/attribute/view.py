@@ -151,6 +151,9 @@ def attribution_page(report: AttributeReport, title: str) -> bytes:
     """Every map and the strongest terms as one HTML file. `title` names the model."""
     terms = sorted(report.terms, key=lambda term: -abs(term.value))[:100]
     data = {
+        "heading": "Attribution",
+        "terms_heading": "The strongest terms",
+        "note": "Red adds, blue takes away; the row of sums has a scale of its own.",
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens],
