@@ -34,25 +34,27 @@ DIGITS = 6  # of a number in the page
 class Map:
     """Values `[rows, columns]`, NaN where there is nothing; `title` says of what.
 
-    `sums`: the last row has a scale of its own, the sum of all terms up to each column.
+    The last `apart` rows have a scale of their own; `apart_title` says what they are.
     """
 
     title: str
     names: Sequence[str]
     columns: Sequence[str]
     values: np.ndarray
-    sums: bool = False
+    apart: int = 0
+    apart_title: str = ""
 
     @property
     def scale(self) -> Scale:
-        """Of all rows but the sums."""
-        return Scale.around([self.values[: len(self.names) - self.sums]])
+        """Of all rows but those apart."""
+        return Scale.around([self.values[: len(self.names) - self.apart]])
 
     def fractions(self) -> np.ndarray:
         """The places of all cells on their scales."""
         found = self.scale.fractions(self.values)
-        if self.sums:
-            found[-1] = Scale.around([self.values[-1]]).fractions(self.values[-1])
+        if self.apart:
+            own = self.values[-self.apart :]
+            found[-self.apart :] = Scale.around([own]).fractions(own)
         return found
 
 
@@ -78,8 +80,9 @@ def draw_map(
             ]
             yield from grid.line(fitted(name, gutter - 1, ink).rstrip(), cells)
     parts = [f"{shown.title}; 9 is {number(shown.scale.high)}"]
-    if shown.sums:
-        parts.append(f"so far: their sum; 9 is {number(float(np.abs(of.values[-1]).max()))}")
+    if shown.apart:
+        largest = float(np.nanmax(np.abs(of.values[-of.apart :])))
+        parts.append(f"{of.apart_title}; 9 is {number(largest)}")
     yield Line([*parts, *([f"{note}; all: {whole}" if whole else note] if note else [])], FAINT)
 
 
@@ -106,7 +109,7 @@ def _cell(ninths: float, code: int, width: int, ink: Ink) -> Segment:
 def fewer(of: Map, most: int | None) -> tuple[Map, str]:
     """At most `most` rows: the strongest of several heads, or the strongest positions."""
     heads = [name.startswith("head ") for name in of.names]
-    kept = heads.count(False) if of.sums or heads[0] else 0
+    kept = heads.count(False) if of.apart or heads[0] else 0
     rows = len(of.names) - kept
     if most is None or len(of.names) <= most or rows < 2:
         return of, ""

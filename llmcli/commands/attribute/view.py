@@ -54,7 +54,8 @@ def _terms_map(report: AttributeReport) -> Map:
         values[names.index(row), at] = value
     values[-1] = np.nansum(values[:-1], axis=0).cumsum()
     title = "what each part of each layer adds"
-    return Map(title=title, names=[*names, "so far"], columns=columns, values=values, sums=True)
+    return Map(title=title, names=[*names, "so far"], columns=columns, values=values, apart=1,
+               apart_title="so far: their sum")  # fmt: skip
 
 
 def _places_map(report: AttributeReport, kind: str) -> Map:
@@ -171,6 +172,6 @@ def attribution_png(report: AttributeReport, title: str) -> bytes:
     of = maps(report)[0]
     terms = sorted(report.terms, key=lambda term: -abs(term.value))[:5]
     words = ", ".join(f"{term_words(report, one)} {signed(one.value)}" for one in terms)
-    sums = "; so far has a scale of its own" if of.sums else ""
+    sums = "; so far has a scale of its own" if of.apart else ""
     heading = f"Attribution: {' · '.join(_headline(report))}"
     return map_png(of, heading, title, f"{of.title}{sums}; {words}", report.ok)

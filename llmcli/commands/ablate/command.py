@@ -1,0 +1,211 @@
+"""`llmcli ablate`: what changes without a head, an MLP, an expert or a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmcli.commands.ablate.report import By
+from llmcli.errors import UsageError
+from llmcli.records.numbers import counted
+from llmcli.shell.answer import AnswerOptions
+from llmcli.shell.batch import read_batch
+from llmcli.shell.encoding import ChatOptions, TemplateOptions, encode
+from llmcli.shell.inspection import (
+    Export,
+    FileOptions,
+    InChat,
+    Inspection,
+    NewTokensOptions,
+    Shown,
+    Subject,
+)
+from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmcli.commands.ablate.report import AblateReport
+    from llmcli.config.model import ModelConfig
+
+FILES = ("html", "png", "json")
+
+EPILOG = """
+An effect is the number with the ablation minus the number without: a loss that
+grows, or a logit that falls, was helped by that part. Parts that back each
+other up each have less effect than both together.
+
+Examples:
+
+  llmcli ablate "When Mary and John went to the store, John gave a drink to"
+  llmcli ablate "The capital of France is" --answer " Paris" --versus " Rome"
+  llmcli ablate -f text.txt --by zero --what "*.attn.z"
+  llmcli ablate "She lives in Rome" --by resample --other "She lives in Paris"
+  llmcli ablate --batch prompts.jsonl -o ablation.html
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedAnswerOptions(AnswerOptions):
+    """The token whose logit is compared instead of the loss."""
+
+    answer: str | None = opt(
+        None,
+        "--answer TOKEN",
+        "The effect on this token's logit after the prompt, in quotes to keep a space. [default: "
+        "on the loss, the mean −log p of the prompt's own tokens]",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOptions(FileOptions):
+    """What is ablated, by what, and how much is shown."""
+
+    panel: ClassVar[str] = "Ablate"
+    what: str | None = opt(
+        None,
+        "--what NAME",
+        "Any activation instead, each of its heads alone; globs and ranges of layers as in "
+        "`--edit`. [default: every head, expert, MLP and layer]",
+    )
+    by: By = opt(
+        "mean",
+        "--by mean|zero|resample",
+        "What takes its place: its mean over all tokens of the prompts, which keeps what is the "
+        "same for every token and which later layers rely on; zero; or its values in another "
+        "prompt.",
+    )
+    other: str | None = opt(
+        None,
+        "--other PROMPT",
+        "The other prompt of `--by resample`. [default: the line before in --batch]",
+    )
+    batch: str | None = opt(
+        None,
+        "--batch FILE.jsonl",
+        "The mean effect on many prompts, with its 95 % interval: a line each, as of `generate`.",
+        excludes=("PROMPT", "--file", "--ids"),
+    )
+    top: int = opt(10, "-k --top K", "How many parts are shown in words.", at_least=1, at_most=1000)
+    save: str | None = opt(
+        None,
+        "-o --output FILE",
+        f"Also write all effects to a file, its format by extension: {', '.join(FILES)}.",
+    )
+    open: bool = opt(
+        False,
+        "--open",
+        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
+    )
+    every: bool = opt(False, "--all", "Show every head, at any height.")
+    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses activations that cannot be ablated, before the weights are read."""
+        from llmcli.commands.ablate.measure import places
+
+        places(config, self.names(config))
+
+    def names(self, config: ModelConfig) -> Sequence[str] | None:
+        """The activations of `--what`. Raises UsageError."""
+        if self.what is None:
+            return None
+        from llmcli.families.sources import sources
+        from llmcli.graph.names import Names
+
+        return Names(config, sources(config)).select(self.what, ("activation",))
+
+    def measure(
+        self, look: Subject, prompts: Sequence[Sequence[int]], asked: AnswerOptions,
+        chat: ChatOptions,
+    ) -> AblateReport:  # fmt: skip
+        """Measures these prompts, with notes about the answer."""
+        from llmcli.commands.ablate.measure import measure_ablation
+        from llmcli.shell.progress import Progress
+
+        model, other, answer = look.model, None, asked.parse(look.model)
+        if self.other is not None:
+            other = encode(Prompt(self.other), chat, model).ids
+        of_loss = answer.answer is None and answer.versus is None
+        with Progress(look.out) as progress:
+            report = measure_ablation(
+                model, prompts, None if of_loss else answer, by=self.by,
+                what=self.names(model.config), other=other, progress=progress,
+            )  # fmt: skip
+        for note in asked.notes(answer, model, ()):
+            look.out.note(note)
+        return report
+
+
+def command(
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    answer: ChangedAnswerOptions,
+    ablate: AblateOptions,
+    model: ModelOptions,
+    output: ViewOutputOptions,
+) -> None:
+    """Ablate every head, MLP, expert and layer: what the loss or a logit becomes without it.
+
+    One part at a time is replaced by its mean over the tokens (after Wang et al. 2022: a zero is
+    unlike anything that later layers know), by zero, or by its values in another prompt. The
+    part that matters most is checked by `--edit` in a run of its own, or the command exits 1.
+    """
+    from llmcli.commands.ablate.view import render_ablation
+
+    if (ablate.by == "resample") < (ablate.other is not None) or (
+        ablate.by == "resample" and ablate.other is None and ablate.batch is None
+    ):
+        raise UsageError(
+            "`--by resample` and `--other PROMPT` need each other",
+            hint="give both, or `--by resample` and `--batch` with several prompts",
+        )
+    look, chat = Inspection("ablate", ablate, FILES, output), template.options()
+    if ablate.batch is None:
+        look.read(prompt, template, NewTokensOptions(), model, ablate.check)
+        prompts = [look.ids]
+    else:
+        given, prompts = read_batch(ablate.batch), []
+        chat.check_conversations(given)
+        look.load(model, ablate.check, text=any(not one.ids for one in given))
+        for one in given:
+            look.encode(one, template, NewTokensOptions(), model)
+            prompts.append(look.ids)
+    look.plan(exports(look, ablate), "choose parts with `--what`")
+    report = ablate.measure(look, prompts, answer, chat)
+    height = None if ablate.every or not look.out.out.terminal else get_terminal_size().lines
+    look.present(
+        lambda: render_ablation(
+            report, look.title, top=ablate.top, height=height, whole="--all"
+        ),
+        report,
+        counted(len(report.effects), "effect"),
+    )
+
+
+def exports(look: Inspection, ablate: AblateOptions) -> dict[str, Export]:
+    """The files, by their kinds. Sizes are as measured: of every effect about so many bytes."""
+    from llmcli.commands.ablate.measure import places
+    from llmcli.commands.ablate.view import ablation_page, ablation_png
+
+    count = len(places(look.model.config, ablate.names(look.model.config)))
+    return {
+        "html": Export(size=30_000 + 22 * count, make=ablation_page),
+        "png": Export(make=ablation_png),
+        "json": Export(size=3000 + 150 * count),
+    }
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` the map of the conversation so far."""
+    from llmcli.commands.ablate.view import render_ablation
+
+    answer = ChangedAnswerOptions(**{k: given.pop(k) for k in ("answer", "versus") if k in given})
+    options = AblateOptions(**dict[str, Any](given))
+    options.check(chat.model.config)
+    report = options.measure(chat, [chat.ids], answer, ChatOptions(raw=True))
+    height = get_terminal_size().lines
+    return render_ablation(report, chat.title, top=options.top, height=height), report.checks
