@@ -20,6 +20,7 @@ from llmcli.shell.inspection import (
     NewTokensOptions,
     Shown,
     Subject,
+    check_span,
 )
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
@@ -83,6 +84,12 @@ class AblateOptions(FileOptions):
         "--other PROMPT",
         "The other prompt of `--by resample`. [default: the line before in --batch]",
     )
+    position: str | None = opt(
+        None,
+        "--position SPAN",
+        "Only the loss of these tokens: 40:80, :10, -5: or 7. [default: all but the first]",
+        excludes=("--answer", "--versus"),
+    )
     batch: str | None = opt(
         None,
         "--batch FILE.jsonl",
@@ -104,10 +111,12 @@ class AblateOptions(FileOptions):
     force: bool = opt(False, "--force", "Write the file even if it is very large.")
 
     def check(self, config: ModelConfig) -> None:
-        """Refuses activations that cannot be ablated, before the weights are read."""
+        """Refuses what is wrong for any text, before the weights are read."""
         from llmcli.commands.ablate.measure import places
 
         places(config, self.names(config))
+        if self.position is not None:
+            check_span(self.position, "--position")
 
     def names(self, config: ModelConfig) -> Sequence[str] | None:
         """The activations of `--what`. Raises UsageError."""
@@ -132,8 +141,8 @@ class AblateOptions(FileOptions):
         of_loss = answer.answer is None and answer.versus is None
         with Progress(look.out) as progress:
             report = measure_ablation(
-                model, prompts, None if of_loss else answer, by=self.by,
-                what=self.names(model.config), other=other, progress=progress,
+                model, prompts, None if of_loss else answer, span=self.position,
+                by=self.by, what=self.names(model.config), other=other, progress=progress,
             )  # fmt: skip
         for note in asked.notes(answer, model, ()):
             look.out.note(note)

@@ -35,6 +35,7 @@ from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
 from llmcli.records.work import Progress, no_progress
 from llmcli.shell.answer import Answer
+from llmcli.shell.inspection import parse_span
 
 # How far a number may be off, in roundings of the largest logit. Measured, the worst of all small
 # models: 6.6 in float64, 2.6 in float32, 2.8 in 16 bits.
@@ -137,6 +138,7 @@ def measure_ablation(
     prompts: Sequence[Ids],
     answer: Answer | None = None,
     *,
+    span: str | None = None,
     by: By = "mean",
     what: Sequence[str] | None = None,
     other: Ids | None = None,
@@ -144,19 +146,15 @@ def measure_ablation(
 ) -> AblateReport:
     """The effect of each place on the loss, or on the number of an `answer` after the last token.
 
+    `span`: of which tokens the loss is (`25:`, as `--position`), all but the first without it.
     `resample` takes what is in the prompt `other`, or in the one before in `prompts`: token t is
     replaced by its token t, and after its last begins with its first again. An expert is ablated
     where it was chosen, in its own rows one after the other; one that `other` did not choose is 0.
-    Raises UsageError for a text without a next token, and NotFinite.
+    Raises UsageError where there is no loss, and NotFinite.
     """
     every = places(model.config, what)
     if by != "zero" and any("S" in graph(model.config)[n].axes for p in every for n in p.names):
         raise UsageError(f"keys of a text have no `{by}`", hint="use `--by zero`")
-    if answer is None and min(map(len, prompts)) < 2:
-        raise UsageError(
-            "a text of one token has no next token whose loss could change",
-            hint="give a longer one, or the token that may follow with `--answer`",
-        )
     mean = _means(model, prompts, every) if by == "mean" else {}
     found: list[dict[int, float]] = []
     plains, answers = [], set[int | None]()
@@ -169,7 +167,7 @@ def measure_ablation(
         sweep = Sweep(model, ids, logits="last" if answer else "all", progress=progress)
         known = None if answer is None else answer.known(sweep.plain[0, -1])
         answers.add(None if known is None else known.answer)
-        measure = _metric(ids, known)
+        measure = _metric(ids, known, span)
         plain = measure(sweep.plain[0])
         if not math.isfinite(plain):
             raise NotFinite("the logits are not finite", dtype=dtype_name(model.dtype))
@@ -246,12 +244,20 @@ def _effect(place: Place, values: Sequence[float]) -> Effect:
                   value=fmean(values), low=low, high=high)  # fmt: skip
 
 
-def _metric(ids: Ids, answer: Answer | None) -> Callable[[Tensor], float]:
-    """The number of logits `[T, V]`: mean −log p of the next tokens, or that of the answer."""
+def _metric(ids: Ids, answer: Answer | None, span: str | None) -> Callable[[Tensor], float]:
+    """The number of logits `[T, V]`: mean −log p of next tokens in `span`, or that of the answer.
+    """
+    first, end = parse_span(span, len(ids), "--position")
+    first = max(first, 1)
+    if answer is None and first >= end:
+        raise UsageError(
+            "nothing comes before the first token that could predict it, so it has no loss",
+            hint="give other tokens, or one that may follow with `--answer`",
+        )
 
     def loss(logits_TV: Tensor) -> float:
-        logprobs_TV = torch.log_softmax(logits_TV[:-1], -1)
-        next_T = torch.tensor(ids[1:], device=logits_TV.device)
+        logprobs_TV = torch.log_softmax(logits_TV[first - 1 : end - 1], -1)
+        next_T = torch.tensor(ids[first:end], device=logits_TV.device)
         return -float(logprobs_TV.gather(1, next_T[:, None]).double().mean())
 
     return loss if answer is None else lambda logits_TV: float(answer.of(logits_TV[-1].double()))
