@@ -252,6 +252,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
     "attribute": Document(report="commands.attribute.report:AttributeReport", judged=True),
+    "ablate": Document(report="commands.ablate.report:AblateReport", judged=True),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",
