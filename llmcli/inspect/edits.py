@@ -112,8 +112,10 @@ def _runs(request: EditRequest, model: Model, ids: Ids) -> list[Ids]:
 def emitted(
     model: Model, runs: Sequence[Ids], names: Collection[str], *, mean: bool
 ) -> dict[str, Tensor]:
-    """Activations of these runs, without a batch axis; `mean`: of all their tokens."""
-    # edited, so that fused kernels store them too
+    """Activations of these runs, without a batch axis; `mean`: of all their tokens, `[…, 1, …]`.
+
+    Those that fused kernels do not store, too.
+    """
     same = [Edit(name=name, fn=lambda x, positions: x) for name in names]
     found: dict[str, Tensor] = {}
 

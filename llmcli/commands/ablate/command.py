@@ -41,10 +41,10 @@ other up each have less effect than both together.
 
 Examples:
 
-  llmcli ablate "When Mary and John went to the store, John gave a drink to"
-  llmcli ablate "The capital of France is" --answer " Paris" --versus " Rome"
+  llmcli ablate "The capital of France is Paris, of Italy it is Rome"
+  llmcli ablate "The capital of France is" --answer " Paris"
   llmcli ablate -f text.txt --by zero --what "*.attn.z"
-  llmcli ablate "She lives in Rome" --by resample --other "She lives in Paris"
+  llmcli ablate "I see a red cat" --by resample --other "I see a red dog"
   llmcli ablate --batch prompts.jsonl -o ablation.html
 """
 
