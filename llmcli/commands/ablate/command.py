@@ -24,7 +24,7 @@ from llmcli.shell.inspection import (
 )
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
-from llmcli.shell.prompts import Prompt
+from llmcli.shell.prompts import Prompt, prompt_or_default
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ Examples:
   llmcli ablate "The capital of France is Paris, of Italy it is Rome"
   llmcli ablate "The capital of France is" --answer " Paris"
   llmcli ablate -f text.txt --by zero --what "*.attn.z"
-  llmcli ablate "I see a red cat" --by resample --other "I see a red dog"
+  llmcli ablate "A red cat" --by resample --other "A red dog"
   llmcli ablate --batch prompts.jsonl -o ablation.html
 """
 
@@ -108,7 +108,17 @@ class AblateOptions(FileOptions):
         "Open the .html or .png of -o in a browser; without -o, a temporary page.",
     )
     every: bool = opt(False, "--all", "Show every head, at any height.")
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    force = False  # a file has some numbers of each part of the model: it is never too large
+
+    def check_other(self, prompts: int) -> None:
+        """Refuses `--by resample` without another prompt, and another prompt without it."""
+        if (self.by == "resample") != (self.other is not None) and not (
+            self.by == "resample" and prompts > 1
+        ):
+            raise UsageError(
+                "`--by resample` and `--other PROMPT` need each other",
+                hint="give both, or `--by resample` and `--batch` with several prompts",
+            )
 
     def check(self, config: ModelConfig) -> None:
         """Refuses what is wrong for any text, before the weights are read."""
@@ -163,28 +173,20 @@ def command(
     unlike anything that later layers know), by zero, or by its values in another prompt. The
     part that matters most is checked by `--edit` in a run of its own, or the command exits 1.
     """
-    from llmcli.commands.ablate.view import render_ablation
+    from llmcli.commands.ablate.view import ablation_page, ablation_png, render_ablation
 
-    if (ablate.by == "resample") < (ablate.other is not None) or (
-        ablate.by == "resample" and ablate.other is None and ablate.batch is None
-    ):
-        raise UsageError(
-            "`--by resample` and `--other PROMPT` need each other",
-            hint="give both, or `--by resample` and `--batch` with several prompts",
-        )
     look, chat = Inspection("ablate", ablate, FILES, output), template.options()
     if ablate.batch is None:
-        look.read(prompt, template, NewTokensOptions(), model, ablate.check)
-        prompts = [look.ids]
+        prompts = [prompt_or_default(prompt, look.out.note)]
     else:
-        given, prompts = read_batch(ablate.batch), []
-        chat.check_conversations(given)
-        look.load(model, ablate.check, text=any(not one.ids for one in given))
-        for one in given:
-            look.encode(one, template, NewTokensOptions(), model)
-            prompts.append(look.ids)
-    look.plan(exports(look, ablate), "choose parts with `--what`")
-    report = ablate.measure(look, prompts, answer, chat)
+        prompts = read_batch(ablate.batch)
+    ablate.check_other(len(prompts))
+    chat.check_conversations(prompts)
+    look.load(model, ablate.check, text=any(not one.ids for one in prompts))
+    ids = [look.encode(one, template, NewTokensOptions(), model).ids for one in prompts]
+    page, png = Export(make=ablation_page), Export(make=ablation_png)
+    look.plan({"html": page, "png": png, "json": Export()}, "choose parts with `--what`")
+    report = ablate.measure(look, ids, answer, chat)
     height = None if ablate.every or not look.out.out.terminal else get_terminal_size().lines
     look.present(
         lambda: render_ablation(
@@ -195,25 +197,13 @@ def command(
     )
 
 
-def exports(look: Inspection, ablate: AblateOptions) -> dict[str, Export]:
-    """The files, by their kinds. Sizes are as measured: of every effect about so many bytes."""
-    from llmcli.commands.ablate.measure import places
-    from llmcli.commands.ablate.view import ablation_page, ablation_png
-
-    count = len(places(look.model.config, ablate.names(look.model.config)))
-    return {
-        "html": Export(size=30_000 + 22 * count, make=ablation_page),
-        "png": Export(make=ablation_png),
-        "json": Export(size=3000 + 150 * count),
-    }
-
-
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows in `/look` the map of the conversation so far."""
     from llmcli.commands.ablate.view import render_ablation
 
     answer = ChangedAnswerOptions(**{k: given.pop(k) for k in ("answer", "versus") if k in given})
     options = AblateOptions(**dict[str, Any](given))
+    options.check_other(1)
     options.check(chat.model.config)
     report = options.measure(chat, [chat.ids], answer, ChatOptions(raw=True))
     height = get_terminal_size().lines

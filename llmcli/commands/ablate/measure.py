@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from statistics import fmean
 
 import torch
@@ -20,6 +20,7 @@ from llmcli.config.model import ModelConfig
 from llmcli.decoder.decoder import check_edits
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, UsageError
+from llmcli.evaluate.rule import exact
 from llmcli.graph.block import block_names
 from llmcli.graph.edited import parse_edit
 from llmcli.graph.graph import graph
@@ -32,7 +33,6 @@ from llmcli.measure.runs import mean_interval
 from llmcli.model import Model, dtype_name
 from llmcli.nn.step import Edit
 from llmcli.records.document import ViewCheck
-from llmcli.records.text import Token
 from llmcli.records.work import Progress, no_progress
 from llmcli.shell.answer import Answer
 from llmcli.shell.inspection import parse_span
@@ -76,13 +76,10 @@ class Place:
         if self.chosen:
             assert which is not None
             mask = torch.eq(which, self.index or 0).T
-            part[mask] = rows[torch.arange(int(mask.count_nonzero())) % len(rows)].to(x)
-            return x
-        taken = rows[..., positions.flatten() % rows.shape[-2], :].to(x)
-        if self.index is None:
-            part.copy_(taken)
+            part[mask] = rows[torch.arange(int(mask.count_nonzero())) % len(rows)]
         else:
-            part[self.index] = taken[self.index]
+            at = ... if self.index is None else self.index
+            part[at] = rows[..., positions.flatten() % rows.shape[-2], :][at]
         return x
 
 
@@ -95,42 +92,42 @@ def places(config: ModelConfig, what: Sequence[str] | None) -> list[Place]:
         check_edits(config, what)
         return [place for name in what for place in _inside(config, name)]
     found: list[Place] = []
-    inner = {*_heads(config), *_experts(config)}
     for number, layer in enumerate(config.layers):
         parts = block_names(layer, f"blocks.{number}")
         added = [name for part in parts for name in part.residual_updates]
-        own = [n.name for n in graph(config).nodes.values() if n.layer == number]
-        for name in (*filter(inner.__contains__, own), *added):
-            found += _inside(config, name)
+        inner = [name for name in _inner(config) if graph(config)[name].layer == number]
+        found += [place for name in (*inner, *added) for place in _inside(config, name)]
         found.append(Place(kind="layer", names=tuple(added), layer=number))
     return found
 
 
-def _heads(config: ModelConfig) -> set[str]:
-    """The results of heads `[H, T, N]`, as they enter a product."""
-    ops = [node.op for node in graph(config).nodes.values()]
-    sources = {op.source for op in ops if isinstance(op, Project)}
-    return {name for name in sources if len(graph(config)[name].axes) == 3}
+@lru_cache(maxsize=4)
+def _inner(config: ModelConfig) -> dict[str, str]:
+    """The results of heads `[H, T, N]` as they enter a product, and of experts `[K, T, D]`.
 
-
-def _experts(config: ModelConfig) -> dict[str, str]:
-    """The results of experts `[K, T, D]`, and which those are `[T, K]`."""
-    ops = [node.op for node in graph(config).nodes.values()]
-    values = [graph(config)[op.value] for op in ops if isinstance(op, SumExperts)]
-    return {node.name: node.op.chosen for node in values if isinstance(node.op, ExpertProject)}
+    Of these with the activation `[T, K]` that says whose they are.
+    """
+    whole, found = graph(config), dict[str, str]()
+    for op in (node.op for node in whole.nodes.values()):
+        if isinstance(op, Project) and len(whole[op.source].axes) == 3:
+            found[op.source] = ""
+        elif isinstance(op, SumExperts) and isinstance(made := whole[op.value].op, ExpertProject):
+            found[op.value] = made.chosen
+    return found
 
 
 def _inside(config: ModelConfig, name: str) -> Iterator[Place]:
     """The places in an activation: each index of its first axis, if that is not of tokens."""
-    node, chosen = graph(config)[name], _experts(config).get(name, "")
-    size = graph(config).sizes(node.layer)["E" if chosen else node.axes[0]] if (
-        len(node.axes) == 3
-    ) else None
-    kind = "expert" if chosen else "head" if name in _heads(config) else (
-        name.split(".", 2 * (node.layer is not None))[-1].removesuffix("_out")
-    )
-    for index in [None] if size is None else range(size):
-        yield Place(kind=kind, names=(name,), layer=node.layer, index=index, chosen=chosen)
+    node, chosen = graph(config)[name], _inner(config).get(name)
+    kind = "expert" if chosen else "head"
+    if chosen is None:
+        kind = name.split(".", 2 * (node.layer is not None))[-1].removesuffix("_out")
+    sizes = graph(config).sizes(node.layer)
+    each = range(sizes["E" if chosen else node.axes[0]]) if len(node.axes) == 3 else [None]
+    for index in each:
+        yield Place(
+            kind=kind, names=(name,), layer=node.layer, index=index, chosen=chosen or ""
+        )
 
 
 def measure_ablation(
@@ -181,40 +178,32 @@ def measure_ablation(
         found.append(effects)
         plains.append(plain)
     strongest = max(effects, key=lambda at: abs(effects[at]))
-    place = every[strongest]
+    place, batch = every[strongest], torch.tensor([ids], device=model.device)
     ((_, same),) = sweep.run([place.edits(own, own)])
-    tokens = torch.tensor([ids], device=model.device)
     with torch.inference_mode():
         read = Session(model.decoder, 1, len(ids)).extend([ids], logits="all")
-        alone = model.decoder(tokens, edits=_requested(model, place, own, rows, len(ids)))
+        alone = model.decoder(batch, edits=_requested(model, place, own, rows, len(ids)))
     largest = float(read.abs().max())
-    rounds, cached = (_rounds(x) * largest for x in (model.dtype, model.decoder.cache_dtype))
-    where = "".join(place.names[:1]) + f"[{place.index}]" * (place.index is not None)
+    off, cached = (_rounding(x) * largest for x in (model.dtype, model.decoder.cache_dtype))
+    where = f"{place.names[0]}{'' if place.index is None else [place.index]}"
+    check = partial(ViewCheck, where=where)
     checks = (
-        ViewCheck(
-            name="same",
-            words="the strongest part, ablated by its own numbers, changes nothing",
-            value=abs(measure(same[0]) - plain), tolerance=0.0, where=where,
-        ),
-        ViewCheck(
-            name="alone",
-            words="its effect is that of `--edit` in a run of its own",
-            value=abs(measure(alone[0]) - plain - effects[strongest]), tolerance=rounds,
-            where=where,
-        ),
-        ViewCheck(
-            name="plain",
-            words="without an ablation the number is that of `score`",
-            value=abs(measure(read[0]) - plain), tolerance=max(rounds, cached),
-        ),
+        check(name="same", words="the strongest part, ablated by its own numbers, changes nothing",
+              value=abs(measure(same[0]) - plain), tolerance=0.0),
+        check(name="alone", words="its effect is that of `--edit` in a run of its own",
+              value=abs(measure(alone[0]) - plain - effects[strongest]), tolerance=off),
+        check(name="plain", words="without an ablation the number is that of `score`",
+              value=abs(measure(read[0]) - plain), tolerance=max(off, cached), where=""),
     )  # fmt: skip
-    one = known is not None and len(answers) == 1
+    known = known or Answer(answer=None, versus=None)
+    shown = known.answer if len(answers) == 1 else None, known.versus
+    pair = [None if id is None else model.tokens([id])[0] for id in shown]
     return AblateReport(
         dtype=dtype_name(model.dtype),
         by=by,
-        metric="loss" if known is None else "logit" if known.versus is None else "difference",
-        answer=_token(model, known.answer if known is not None and one else None),
-        versus=_token(model, None if known is None else known.versus),
+        metric="loss" if answer is None else "logit" if answer.versus is None else "difference",
+        answer=pair[0],
+        versus=pair[1],
         prompts=len(prompts),
         tokens=model.tokens(ids) if len(prompts) == 1 else None,
         value=fmean(plains),
@@ -227,13 +216,9 @@ def measure_ablation(
     )
 
 
-def _rounds(dtype: torch.dtype) -> float:
+def _rounding(dtype: torch.dtype) -> float:
     """How far a number may be off, relative to the largest logit."""
     return (NARROW_ROUNDINGS if dtype.itemsize == 2 else ROUNDINGS) * torch.finfo(dtype).eps
-
-
-def _token(model: Model, id: int | None) -> Token | None:
-    return None if id is None else model.tokens([id])[0]
 
 
 def _effect(place: Place, values: Sequence[float]) -> Effect:
@@ -258,9 +243,9 @@ def _metric(ids: Ids, answer: Answer | None, span: str | None) -> Callable[[Tens
     def loss(logits_TV: Tensor) -> float:
         logprobs_TV = torch.log_softmax(logits_TV[first - 1 : end - 1], -1)
         next_T = torch.tensor(ids[first:end], device=logits_TV.device)
-        return -float(logprobs_TV.gather(1, next_T[:, None]).double().mean())
+        return -fmean(logprobs_TV.gather(1, next_T[:, None])[:, 0].tolist())
 
-    return loss if answer is None else lambda logits_TV: float(answer.of(logits_TV[-1].double()))
+    return loss if answer is None else lambda logits_TV: float(answer.of(exact(logits_TV[-1])))
 
 
 def _rows(model: Model, ids: Ids, every: Sequence[Place]) -> Rows:
@@ -280,16 +265,16 @@ def _rows(model: Model, ids: Ids, every: Sequence[Place]) -> Rows:
 
 def _means(model: Model, prompts: Sequence[Ids], every: Sequence[Place]) -> Rows:
     """Their means over all tokens of the prompts: of an expert, over those that chose it."""
-    sums: Rows = {}
+    sums, seen = Rows(), Rows()
     counts: Counter[tuple[str, int | None]] = Counter()
     keys = {one.key(name) for one in every for name in one.names}
     for ids in prompts:
         apply_edits(model, [ids])
-        for key, x in _rows(model, ids, every).items():
-            if key in keys:
-                sums[key] = sums.get(key, 0) + x.sum(-2, keepdim=True, dtype=torch.float64)
-                counts[key] += x.shape[-2]
-    return {key: x / counts[key] for key, x in sums.items()}
+        seen |= (now := _rows(model, ids, every))
+        for key in keys & now.keys():
+            sums[key] = sums.get(key, 0) + exact(now[key]).sum(-2, keepdim=True)
+            counts[key] += now[key].shape[-2]
+    return {key: (x / counts[key]).to(seen[key]) for key, x in sums.items()}
 
 
 def _requested(model: Model, place: Place, own: Rows, rows: Rows, tokens: int) -> list[Edit]:

@@ -37,7 +37,7 @@ Examples:
 
   llmcli attribute "The capital of France is"
   llmcli attribute "The capital of France is" --answer " Paris"
-  llmcli attribute "Now in Paris" --answer "," --versus " a" --position 2
+  llmcli attribute "Now in Rome" --answer "," --versus " a" --position 2
   llmcli attribute "Fame is" --method gradient --corrupted "Life is"
   llmcli attribute "Once upon a time" --of "blocks.3.attn.q[2,-1,5]"
   llmcli attribute "Once upon a time" -o attribution.html
