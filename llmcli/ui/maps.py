@@ -49,6 +49,11 @@ class Map:
         """Of all rows but those apart."""
         return Scale.around([self.values[: len(self.names) - self.apart]])
 
+    @property
+    def largest_apart(self) -> float:
+        """The largest number in the rows apart, without its sign."""
+        return float(np.nanmax(np.abs(self.values[-self.apart :])))
+
     def fractions(self) -> np.ndarray:
         """The places of all cells on their scales."""
         found = self.scale.fractions(self.values)
@@ -81,8 +86,7 @@ def draw_map(
             yield from grid.line(fitted(name, gutter - 1, ink).rstrip(), cells)
     parts = [f"{shown.title}; 9 is {number(shown.scale.high)}"]
     if shown.apart:
-        largest = float(np.nanmax(np.abs(of.values[-of.apart :])))
-        parts.append(f"{of.apart_title}; 9 is {number(largest)}")
+        parts.append(f"{of.apart_title}; 9 is {number(of.largest_apart)}")
     yield Line([*parts, *([f"{note}; all: {whole}" if whole else note] if note else [])], FAINT)
 
 

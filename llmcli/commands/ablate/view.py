@@ -18,7 +18,7 @@ from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Ink
 from llmcli.ui.theme import HEADING, one_line
 
-AROUND = 10  # lines of a screen beside the rows of the map and the parts in words
+AROUND = 7  # lines of a screen beside the rows of the map and the parts in words
 LEAST = 4  # rows of a map at least
 INSIDE = ("head", "expert")  # kinds of which a layer has many
 BY = {"mean": "its mean", "zero": "zero", "resample": "its values in another prompt"}
@@ -58,9 +58,11 @@ def render_ablation(
     `title` is the model's line. `height`: of the screen in lines; a row of the map then stands for
     several heads. `whole` names the option that shows all.
     """
-    shown = Fit(lambda width, ink: _strongest(report, top, width, ink))
+    shown, of = Fit(lambda width, ink: _strongest(report, top, width, ink)), effects_map(report)
     most = None if height is None else max(LEAST, height - AROUND - -(-top // 2))
-    drawn = Fit(lambda width, ink: draw_map(effects_map(report), most, whole, width, ink))
+    if most is not None and len(of.names) > most:
+        most = max(LEAST, most - 2)  # and two lines that say so
+    drawn = Fit(lambda width, ink: draw_map(of, most, whole, width, ink))
     heading = Text(one_line(title), style=HEADING)
     return Group(heading, Line(list(_headline(report))), shown, drawn)
 
@@ -119,7 +121,8 @@ def ablation_page(report: AblateReport, title: str) -> bytes:
     data = {
         "heading": "Ablation",
         "terms_heading": "The strongest effects",
-        "note": "Red: the number grows without that part; blue: it falls.",
+        "note": "Red: the number grows without that part; blue: it falls. What is no head or "
+        "expert has a scale of its own.",
         "title": f"{title} · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens or ()],
@@ -139,4 +142,5 @@ def ablation_png(report: AblateReport, title: str) -> bytes:
     of = effects_map(report)
     parts = (f"{effect_words(report, one)} {signed(one.value)}" for one in strongest(report)[:5])
     heading = f"Ablation: {' · '.join(_headline(report))}"
-    return map_png(of, heading, title, f"{of.title}; {', '.join(parts)}", report.ok)
+    apart = f"; {of.apart_title} up to {number(of.largest_apart)}" if of.apart else ""
+    return map_png(of, heading, title, f"{of.title}{apart}; {', '.join(parts)}", report.ok)
