@@ -163,7 +163,13 @@ def test_what_is_counted_and_what_is_ablated():
     for wrong in ({"prompts": [IDS[:1]]}, {"prompts": [IDS], "span": "0"}):
         with pytest.raises(UsageError, match="nothing comes before the first token"):
             measure_ablation(model, **wrong)
-    with pytest.raises(UsageError, match="keys of a text have no `mean`"):
+    pattern = measure_ablation(model, [IDS], what=["blocks.0.attn.pattern"], by="zero")
+    without = measure_ablation(model, [IDS], what=["blocks.0.attn.z"], by="zero")
+    assert red(pattern.checks) == set()
+    assert [one.value for one in pattern.effects] == pytest.approx(
+        [one.value for one in without.effects], abs=1e-9
+    )
+    with pytest.raises(UsageError, match="keys and numbers of experts have no `mean`"):
         measure_ablation(model, [IDS], what=["blocks.0.attn.pattern"])
 
 

@@ -156,7 +156,7 @@ def test_gradients_are_finite_differences(name):
     along = {n: torch.randn(g.shape, generator=generator).double() for n, g in found.at.items()}
 
     def moved(by):
-        edits = [Edit(name=name, fn=lambda x, v=v: x + by * v) for name, v in along.items()]
+        edits = [Edit(name=name, fn=lambda x, at, v=v: x + by * v) for name, v in along.items()]
         return float(metric(model.decoder(torch.tensor([IDS]), edits=edits)[0, -1]))
 
     def slope(by):
