@@ -154,7 +154,7 @@ class AblateOptions(FileOptions):
                 model, prompts, None if of_loss else answer, span=self.position,
                 by=self.by, what=self.names(model.config), other=other, progress=progress,
             )  # fmt: skip
-        for note in asked.notes(answer, model, ()):
+        for note in asked.notes(answer, model):
             look.out.note(note)
         return report
 
