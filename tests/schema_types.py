@@ -253,6 +253,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "attribute": Document(report="commands.attribute.report:AttributeReport", judged=True),
     "patch": Document(report="commands.patch.report:PatchReport", judged=True),
+    "ablate": Document(report="commands.ablate.report:AblateReport", judged=True),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",

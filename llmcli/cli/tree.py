@@ -46,6 +46,7 @@ COMMANDS = {
     },
     "What if": {
         "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
+        "ablate": "What changes without a head, an MLP, an expert, a layer.",
         "patch": "Patch one prompt's activations into another: a map.",
     },
     "Measure": {

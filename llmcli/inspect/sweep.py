@@ -1,4 +1,4 @@
-"""Many runs of one text with an edit each, in batches that share what is the same in all of them.
+"""Many runs of one text with edits each, in batches that share what is the same in all of them.
 
 Axes: B runs of a batch, T tokens, D width, V vocabulary.
 """
@@ -22,9 +22,9 @@ LOGITS = 1 << 26  # numbers of the logits of one call
 
 
 class Sweep:
-    """Runs of `ids` with one edit each, none of which changes a token before position `since`.
+    """Runs of `ids` with edits each, none of which changes a token before position `since`.
 
-    Computed once are the tokens before `since`, and all layers before the edited one; embeddings
+    Computed once are the tokens before `since`, and all layers before an edited one; embeddings
     and final norm are of no layer, and their runs begin with the first. `plain`: the
     logits of the run without an edit, as those of `run`; its activations pass through `tap`.
     `logits`: of the `last` token, or of `all` from `since` on. `rows`: runs at a time (default: as
@@ -59,37 +59,39 @@ class Sweep:
         with torch.inference_mode():
             if self._before is not None:
                 self._before.extend([self._ids[:since]], logits="none", totals=[len(ids)])
-            self.plain = self._call([None], None, keep)
+            self.plain = self._call([()], None, keep)
 
     def run(
-        self, edits: Sequence[Edit], tap: Tap | None = None
+        self, edits: Sequence[Edit | Sequence[Edit]], tap: Tap | None = None
     ) -> Iterator[tuple[list[int], Tensor]]:
         """Yields the numbers of some of the runs, and their logits `[B, T, V]`.
 
-        The function of an edit gets the activation `[1, …, T, …]` of its own run; those of all
-        runs of a call pass through `tap` before it is yielded.
+        Several edits of a run begin with that of the first layer. The function of an edit gets the
+        activation `[1, …, T, …]` of its own run; those of all runs of a call pass through `tap`
+        before it is yielded.
         """
+        runs = [[one] if isinstance(one, Edit) else one for one in edits]
         layers: dict[int | None, list[int]] = {}
-        for number, edit in enumerate(edits):
-            layers.setdefault(layer_of(edit.name), []).append(number)
+        for number, own in enumerate(runs):
+            layers.setdefault(layer_of(own[0].name), []).append(number)
         done = 0
         for layer, numbers in layers.items():
             for first in range(0, len(numbers), self.rows):
                 some = numbers[first : first + self.rows]
-                self._progress("running", done, len(edits))
+                self._progress("running", done, len(runs))
                 with torch.inference_mode():
-                    found = self._call([edits[number] for number in some], layer, tap)
+                    found = self._call([runs[number] for number in some], layer, tap)
                 yield some, found
                 done += len(some)
 
     def _call(
-        self, edits: Sequence[Edit | None], layer: int | None, tap: Tap | None = None
+        self, edits: Sequence[Sequence[Edit]], layer: int | None, tap: Tap | None = None
     ) -> Tensor:
-        """The logits of runs whose edits are all of this layer, or None."""
+        """The logits of runs whose edits are of this layer or later, or None."""
         rows, new = len(edits), self._ids[self._since :]
         given: dict[str, dict[int, Edit]] = {}
-        for row, edit in enumerate(edits):
-            if edit is not None:
+        for row, own in enumerate(edits):
+            for edit in own:
                 given.setdefault(edit.name, {})[row] = edit
         begin = None
         if layer is not None and self._decoder.begins_anywhere:

@@ -58,7 +58,7 @@ def _terms_map(report: AttributeReport) -> Map:
         columns, values = columns[:-1], values[:, :-1]
     return Map(
         title="what each part of each layer adds", names=[*names, "so far"], columns=columns,
-        values=values, numbered=count, sums=True,
+        values=values, numbered=count, apart=1, apart_title="so far: their sum",
     )  # fmt: skip
 
 
@@ -158,6 +158,9 @@ def term_words(report: AttributeReport, term: Contribution) -> str:
 def attribution_page(report: AttributeReport, title: str) -> bytes:
     """Every map and the strongest terms as one HTML file. `title` names the model."""
     data = {
+        "heading": "Attribution",
+        "terms_heading": "The strongest terms",
+        "note": "Red adds, blue takes away; the row of sums has a scale of its own.",
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens],
@@ -176,6 +179,6 @@ def attribution_png(report: AttributeReport, title: str) -> bytes:
     """The first map as a PNG file, the strongest terms in its footer. `title` names the model."""
     of = maps(report)[0]
     terms = (f"{term_words(report, one)} {signed(one.value)}" for one in _by_size(report)[:5])
-    parts = [*["so far has a scale of its own"] * of.sums, ", ".join(terms)]
+    parts = [*["so far has a scale of its own"] * of.apart, ", ".join(terms)]
     heading = f"Attribution: {next(_headline(report))}"
     return map_png(of, heading, title, "; ".join(parts), report.ok)
