@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from statistics import fmean
@@ -153,16 +153,22 @@ def measure_ablation(
     nodes = [graph(model.config)[name] for place in every for name in place.names]
     if by != "zero" and any("S" in node.axes or node.integer for node in nodes):
         raise UsageError(f"keys and numbers of experts have no `{by}`", hint="use `--by zero`")
-    mean = _means(model, prompts, every) if by == "mean" else {}
+    mean, read = _means(model, prompts, every) if by == "mean" else {}, _read(every)
     found: list[dict[int, float]] = []
     plains, answers = [], set[int | None]()
     for number, ids in enumerate(prompts):
         apply_edits(model, [ids])
-        own = _rows(model, ids, every)
+        seen: dict[str, Tensor] = {}  # as this very run computes it, without a cache
+
+        def keep(name: str, x: Tensor, seen: dict[str, Tensor] = seen) -> None:
+            if name in read:
+                seen[name] = x[0]
+
+        sweep = Sweep(model, ids, logits="last" if answer else "all", tap=keep, progress=progress)
+        own = _rows(model, ids, every, seen)
         rows = mean or {key: torch.zeros_like(x[..., :1, :]) for key, x in own.items()}
         if by == "resample":
             rows |= _rows(model, prompts[number - 1] if other is None else other, every)
-        sweep = Sweep(model, ids, logits="last" if answer else "all", progress=progress)
         known = None if answer is None else answer.known(sweep.plain[0, -1])
         answers.add(None if known is None else known.answer)
         measure = _metric(ids, known, span)
@@ -182,10 +188,10 @@ def measure_ablation(
     place, batch = every[strongest], torch.tensor([ids], device=model.device)
     ((_, same),) = sweep.run([place.edits(own, own)])
     with torch.inference_mode():
-        read = Session(model.decoder, 1, len(ids)).extend([ids], logits="all")
+        cached = Session(model.decoder, 1, len(ids)).extend([ids], logits="all")
         alone = model.decoder(batch, edits=_requested(model, place, own, rows, len(ids)))
-    largest = float(read.abs().max())
-    off, cached = (_rounding(x) * largest for x in (model.dtype, model.decoder.cache_dtype))
+    largest = float(cached.abs().max())
+    off, kept = (_rounding(x) * largest for x in (model.dtype, model.decoder.cache_dtype))
     where = f"{place.names[0]}{'' if place.index is None else [place.index]}"
     check = partial(ViewCheck, where=where)
     checks = (
@@ -195,7 +201,7 @@ def measure_ablation(
         check(name="alone", words="its effect is that of `--edit` in a run of its own",
               value=abs(measure(alone[0]) - plain - effects[strongest]), tolerance=off),
         check(name="plain", words="without an ablation the number is that of `score`",
-              value=abs(measure(read[0]) - plain), tolerance=max(off, cached), where=""),
+              value=abs(measure(cached[0]) - plain), tolerance=max(off, kept), where=""),
     )  # fmt: skip
     known = known or Answer(answer=None, versus=None)
     shown = known.answer if len(answers) == 1 else None, known.versus
@@ -250,10 +256,22 @@ def _metric(ids: Ids, answer: Answer | None, span: str | None) -> Callable[[Tens
     return loss if answer is None else lambda logits_TV: float(answer.of(exact(logits_TV[-1])))
 
 
-def _rows(model: Model, ids: Ids, every: Sequence[Place]) -> Rows:
-    """What a run emits at these places: all rows of an activation, and those of each expert."""
+def _read(every: Sequence[Place]) -> set[str]:
+    """The activations of these places, and which experts are chosen there."""
+    return {name for place in every for name in (*place.names, place.chosen) if name}
+
+
+def _rows(
+    model: Model, ids: Ids, every: Sequence[Place], seen: Mapping[str, Tensor] | None = None
+) -> Rows:
+    """What a run emits at these places: all rows of an activation, and those of each expert.
+
+    `seen`: what is known of it, without a batch axis.
+    """
     chosen = {name: place.chosen for place in every for name in place.names}
-    seen = emitted(model, [ids], {*chosen, *filter(None, chosen.values())}, mean=False)
+    seen = seen or {}
+    missing = _read(every) - seen.keys()
+    seen = {**seen, **(emitted(model, [ids], missing, mean=False) if missing else {})}
     found: Rows = {}
     for name, which in chosen.items():
         if which:
