@@ -113,6 +113,23 @@ def choose(
     return chosen, best
 
 
+def check_kernel(vocab: int, device: torch.device) -> None:
+    """`on_card.check_choices` of random logits: greedy ones, and draws with all filters."""
+    if not on_card.checks_choices(device):
+        return
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(4, vocab, generator=generator)).to(device)
+    counts = torch.randint(3, (4, vocab), generator=generator).to(device)
+    u = torch.rand(4, generator=generator, dtype=torch.float64).to(device)
+
+    def choices() -> Tensor:
+        greedy, _ = choose(logits, Sampling(temperature=0), None)
+        penalties = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
+        return torch.cat((greedy, choose(logits, penalties, u, counts, counts)[0]))
+
+    on_card.check_choices(choices)
+
+
 _INTEGERS = ("greedy", "top_k")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _REALS = ("temperature", "top_p", "min_p", *_PENALTIES)
