@@ -191,6 +191,7 @@ class Block:
                 elif reads is None:
                     reads = cast(x_BTD, self.dtype)
                 if branch.names.normed_residual:
+                    # x is now normalized, also for branches that share the norm
                     x_BTD, reads, norm = reads, cast(reads, self.dtype), None
                     out_BTD = x_BTD if names.summed is None else None
                 added_BTD = branch(reads, state, step, x_BTD)

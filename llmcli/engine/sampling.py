@@ -113,8 +113,14 @@ def choose(
     return chosen, best
 
 
+# By which a kernel is checked; many tokens remain to be drawn
+_EVERY_FILTER = Sampling(
+    temperature=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
+)
+
+
 def check_kernel(vocab: int, device: torch.device) -> None:
-    """`on_card.check_choices` of random logits: greedy ones, and draws with all filters."""
+    """`on_card.check_choices` of random logits: greedy choices, and draws with every filter."""
     if not on_card.checks_choices(device):
         return
     generator = torch.Generator().manual_seed(0)
@@ -124,8 +130,8 @@ def check_kernel(vocab: int, device: torch.device) -> None:
 
     def choices() -> Tensor:
         greedy, _ = choose(logits, Sampling(temperature=0), None)
-        penalties = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
-        return torch.cat((greedy, choose(logits, penalties, u, counts, counts)[0]))
+        drawn, _ = choose(logits, _EVERY_FILTER, u, counts, counts)
+        return torch.cat((greedy, drawn))
 
     on_card.check_choices(choices)
 

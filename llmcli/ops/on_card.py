@@ -1,7 +1,8 @@
 """Operations on few rows by Triton's kernels on a CUDA device; $LLMCLI_TRITON selects them.
 
 Tests without a GPU check that they compile and agree with PyTorch. Their speed has not been
-measured, and no card has run them: loading a model ends with a `check`.
+measured, and no card has run them: loading a model ends with a `check`, and the first `Sampler`
+begins with `check_choices`.
 """
 
 from __future__ import annotations

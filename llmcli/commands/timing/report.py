@@ -213,7 +213,7 @@ class TimingReport:
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
     system does not say. `interrupted`: only phases with at least one complete pair are included.
     `machine_load`: what other programs took meanwhile. `working_set`: bytes that a step streams.
-    `ceilings` and `peak` are of one device; with layers on `several_devices` the phases' `totals`
+    `ceilings` and `peak` are of one device; with layers on several devices the phases' `totals`
     have no bounds, and of their `parts` only those on that device.
     """
 
