@@ -23,9 +23,8 @@ from llmcli.kernels import native
 from llmcli.measure.ceilings import best_seconds, read_rate
 from llmcli.ops import on_card
 from llmcli.ops.attention import attend, visible_keys
-from llmcli.ops.linear import linear
+from llmcli.ops.linear import linear, linear_fp32_out
 from llmcli.ops.norm import rms_norm
-from llmcli.ops.product import product_float32
 from llmcli.ops.rope import rotate
 from llmcli.ops.routing import summed
 from llmcli.weights.blocks import FileLayoutWeight
@@ -50,11 +49,9 @@ def graph(calls):
     """What runs all of them as one CUDA graph; without a card one by one."""
     if not CARD:
         return lambda: [call() for call in calls]
-    kept = [call() for call in calls]
     made = torch.cuda.CUDAGraph()
     with torch.cuda.graph(made):
-        kept += [call() for call in calls]
-    made.kept = kept
+        [call() for call in calls]
     return made.replay
 
 
@@ -118,29 +115,16 @@ def heads(x, w, cos, sin, k, v):
     return q, k, v
 
 
-def experts(x, w, ids):
-    routes = ExpertAssignment.of(ids, static=True)
-    return Dense(w).matmul_routed(x, routes, None, wide=True)
-
-
-def blocks(format, n, k):
-    weight, x = FileLayoutWeight(format, (n, k), device=DEVICE, inputs=B16), drawn(1, k)()
-    weight.data.copy_(random_blocks(format, 64, k, torch.Generator()).repeat(n // 64, 1))
-    exact = F.linear(x.double(), weight.dense(torch.float64))
-    compared(f"{format}, {n} × {k}", lambda w: w.matmul(x), weight.data.nbytes,
-             partial(deepcopy, weight), exact=exact)  # fmt: skip
-
-
 torch.manual_seed(0)
 with torch.inference_mode():
     buffer = torch.randn(1 << 28 if CARD else 1 << 20, device=DEVICE)
     READ = read_rate(buffer, buffer.nbytes, 0.1 * CARD, cached=False)
     say("ceilings", read_gbs=round(READ / 1e9), triton=native.triton_status())
-    plain = partial(linear, b_N=None)
+    plain, wide = partial(linear, b_N=None), partial(linear_fp32_out, b_N=None)
     for name, call, n, k in (
         ("8B qkv", plain, 6144, 4096), ("8B o", plain, 4096, 4096),
         ("8B gate, up", gated, 28672, 4096), ("8B down", plain, 4096, 14336),
-        ("8B head", product_float32, 128256, 4096), ("1B qkv", plain, 3072, 2048),
+        ("8B head", wide, 128256, 4096), ("1B qkv", plain, 3072, 2048),
         ("1B gate, up", gated, 16384, 2048), ("1B down", plain, 2048, 8192),
     ):  # fmt: skip
         n, k = n // SMALL, k // SMALL
@@ -154,13 +138,19 @@ with torch.inference_mode():
     count, chosen, n, k = (128, 8, 1536, 2048) if CARD else (4, 2, 48, 64)
     w_ENK = drawn(count, n, k, by=k**-0.5)()
     ids = lambda: torch.randperm(count, device=DEVICE)[:chosen].view(1, 1, -1)  # noqa: E731
-    compared("experts", experts, 2 * chosen * n * k, drawn(1, k), lambda: w_ENK, ids)
+    routes = partial(ExpertAssignment.of, static=True)
+    compared("experts", lambda x, w, ids: Dense(w).matmul_routed(x, routes(ids), None, wide=True),
+             2 * chosen * n * k, drawn(1, k), lambda: w_ENK, ids)  # fmt: skip
     compared("sum of experts", lambda y, g: summed(y, g, None), 65536,
              drawn(1, 8, 1, 2048, dtype=F32), drawn(1, 1, 8, dtype=F32))  # fmt: skip
     for format in ON_CARD:
-        blocks(format, 14336 // SMALL, 4096 // min(SMALL, 8))
+        n, k, x = 14336 // SMALL, 4096 // min(SMALL, 8), drawn(1, 4096 // min(SMALL, 8))()
+        weight = FileLayoutWeight(format, (n, k), device=DEVICE, inputs=B16)
+        weight.data.copy_(random_blocks(format, 64, k, torch.Generator()).repeat(n // 64, 1))
+        exact = F.linear(x.double(), weight.dense(torch.float64))
+        compared(format, partial(lambda x, w: w.matmul(x), x), weight.data.nbytes,
+                 partial(deepcopy, weight), exact=exact)  # fmt: skip
     u = torch.full((1,), 0.4, device=DEVICE, dtype=torch.float64)
     compared("sampling", lambda logits: choose(logits, Sampling(), u)[0], 4 * 128_256 // SMALL,
              drawn(1, 128_256 // SMALL, dtype=F32, by=4))  # fmt: skip
-if wrong:
-    sys.exit(f"wrong: {', '.join(wrong)}")
+sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
