@@ -100,7 +100,7 @@ class Branch:
     def fuses(self, x_BTD: Tensor, step: Step) -> bool:
         """Whether `fused` supports it: on a card, if nothing of it is observed."""
         part = self.part
-        unseen = x_BTD.is_cuda and not step.observed
+        unseen = x_BTD.is_cuda and not step.observed and not self.names.normed_residual
         return unseen and isinstance(part, Attention | Mlp | GatedMlp) and part.fuses(x_BTD)
 
     def fused(
@@ -191,7 +191,8 @@ class Block:
                 elif reads is None:
                     reads = cast(x_BTD, self.dtype)
                 if branch.names.normed_residual:
-                    x_BTD, reads = reads, cast(reads, self.dtype)
+                    # x is now normalized, also for branches that share the norm
+                    x_BTD, reads, norm = reads, cast(reads, self.dtype), None
                     out_BTD = x_BTD if names.summed is None else None
                 added_BTD = branch(reads, state, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)

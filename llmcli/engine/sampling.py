@@ -113,6 +113,29 @@ def choose(
     return chosen, best
 
 
+# By which a kernel is checked; many tokens remain to be drawn
+_EVERY_FILTER = Sampling(
+    temperature=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
+)
+
+
+def check_kernel(vocab: int, device: torch.device) -> None:
+    """`on_card.check_choices` of random logits: greedy choices, and draws with every filter."""
+    if not on_card.checks_choices(device):
+        return
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(4, vocab, generator=generator)).to(device)
+    counts = torch.randint(3, (4, vocab), generator=generator).to(device)
+    u = torch.rand(4, generator=generator, dtype=torch.float64).to(device)
+
+    def choices() -> Tensor:
+        greedy, _ = choose(logits, Sampling(temperature=0), None)
+        drawn, _ = choose(logits, _EVERY_FILTER, u, counts, counts)
+        return torch.cat((greedy, drawn))
+
+    on_card.check_choices(choices)
+
+
 _INTEGERS = ("greedy", "top_k")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _REALS = ("temperature", "top_p", "min_p", *_PENALTIES)

@@ -217,7 +217,8 @@ class TimedEvent(Event):
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens"), [("llama", 4), ("llama", 1), ("dynamic, within its length", 4)]
+    ("name", "tokens"),
+    [("llama", 4), ("llama", 1), ("dynamic, within its length", 4), ("longrope", 4)],
 )
 def test_timing_runs_what_generate_does(card, monkeypatch, name, tokens):
     """Captured steps that wait for no token, between two events; parts of computed ones, scaled."""

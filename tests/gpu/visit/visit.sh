@@ -8,7 +8,8 @@
 #   checks    `selftest --no-speed`: small models of every kind
 #   commands  every command that shows or measures a model; screens in commands.txt
 #   rates     1B and 8B with random weights, part by part                        alone
-#   plain     the same without Triton's kernels
+#   kernels   what has a kernel of Triton's alone: errors and times, beside PyTorch's
+#   plain     `rates` without Triton's kernels
 #   receipt   `selftest -o receipt.json`                                         alone
 #
 # $VISIT_TOTAL, 400 seconds, is for all of them, and $VISIT_STAGE, 150, for each. A second visit,
@@ -29,7 +30,7 @@ if [ "${1:-}" = pack ]; then # for x86-64 and Python 3.12; PyTorch is there
 fi
 
 OUT=${OUT:-$(mktemp -d)}
-stages=${*:-tests checks commands rates plain receipt}
+stages=${*:-tests checks commands rates kernels plain receipt}
 total=${VISIT_TOTAL:-400} most=${VISIT_STAGE:-150}
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
@@ -111,9 +112,10 @@ shapes="1B 8B"
 [ "$device" = cuda ] || shapes=1B
 # shellcheck disable=SC2086
 stage rates "$python" "$here/rates.py" $shapes || failed=1
+stage kernels "$python" "$here/kernels.py" || failed=1
 # shellcheck disable=SC2086
 LLMCLI_TRITON=off stage plain "$python" "$here/rates.py" $shapes || failed=1
 stage receipt "$python" -m llmcli selftest --device "$device" -o "$OUT/receipt.json" || failed=1
 log "done: $OUT"
-cat "$OUT"/rates.txt "$OUT"/receipt.txt 2>/dev/null | cut -c1-160
+cat "$OUT"/rates.txt "$OUT"/kernels.txt "$OUT"/receipt.txt 2>/dev/null | cut -c1-160
 exit "$failed"
