@@ -23,6 +23,7 @@ from llmcli.ops import on_card
 
 KERNELS = on_card.kernels  # Triton's, which need a card
 aten = torch.ops.aten
+PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
 # they have no parts: which kernel computes it is chosen from the device
 WHOLE = {aten.scaled_dot_product_attention.default, aten.rms_norm.default}
 # nothing is launched for them, as for views
@@ -139,6 +140,11 @@ class Card(TorchDispatchMode):
     place.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Nothing is compiled here; to make sure of that for each operation takes a fifth longer."""
+        return False
+
     def __init__(self, *, float64=True):
         super().__init__()
         _let_indexing_through()
@@ -224,9 +230,9 @@ class Card(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func not in WHOLE and _has_parts(func):
+        if _has_parts(func):
             with _again(self):  # in inference mode, operations come here whole
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(PARTS, *args, **kwargs)
         given = [x for x in _leaves((args, tuple(kwargs.values()))) if isinstance(x, Tensor)]
         there = [x for x in given if isinstance(x, OnCard)]
         device = kwargs.get("device")
@@ -302,14 +308,20 @@ def _again(mode):
 
 @cache
 def _has_parts(func):
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return func not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), PARTS)
 
 
 def _leaves(x):
     """Of lists in lists, which is all that operations have."""
     if not isinstance(x, list | tuple):
         return [x]
-    return [leaf for one in x for leaf in _leaves(one)]
+    found = []
+    for one in x:
+        if isinstance(one, list | tuple):
+            found += _leaves(one)
+        else:
+            found.append(one)
+    return found
 
 
 def _mapped(f, x):
