@@ -142,7 +142,7 @@ class Card(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls):
-        """Nothing is compiled here; to make sure of that for each operation takes a fifth longer."""
+        """Nothing is compiled here; to see to that at each operation takes a fifth longer."""
         return False
 
     def __init__(self, *, float64=True):
