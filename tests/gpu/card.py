@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from llmcli.decoder.steps import GraphRecorder
 from llmcli.kernels import native
@@ -231,8 +231,11 @@ class Card(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if _has_parts(func):
-            with _again(self):  # in inference mode, operations come here whole
+            _push_mode(self)  # in inference mode, operations come here whole
+            try:
                 return func._op_dk(PARTS, *args, **kwargs)
+            finally:
+                _pop_mode()
         given = [x for x in _leaves((args, tuple(kwargs.values()))) if isinstance(x, Tensor)]
         there = [x for x in given if isinstance(x, OnCard)]
         device = kwargs.get("device")
@@ -294,16 +297,6 @@ class Card(TorchDispatchMode):
         if not func.is_view and func.overloadpacket not in ALLOCATES:
             self.launches.append(str(func))
         self.calls.append((str(func), *map(_said, _leaves((args, tuple(kwargs.values()), outs)))))
-
-
-@contextmanager
-def _again(mode):
-    """Active once more, within its own call."""
-    TorchDispatchMode.__enter__(mode)
-    try:
-        yield
-    finally:
-        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 @cache
