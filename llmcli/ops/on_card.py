@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config.attention import Window
+from llmcli.config.experts import RoutingConfig
 from llmcli.config.mlp import Activation
 from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.kernels import native
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
+_MOST_EXPERTS = 1024  # of a program of one warp
 _MOST_TOKENS = 64  # kept by top-k: each takes a pass over the keys
 _MOST_LATENT = (576, 512)  # of queries and values in 16 bits, where shared memory suffices
 # Supported dtypes, and the allowed distance of logits from those of PyTorch's operations: a share
@@ -48,12 +50,20 @@ def kernels() -> Any:
 
 def _kernels() -> SimpleNamespace:
     """The functions of `kernels.triton`, by name."""
-    from llmcli.kernels.triton import attention, experts, heads, packed, products, sampling
+    from llmcli.kernels.triton import (
+        attention,
+        experts,
+        heads,
+        packed,
+        products,
+        routing,
+        sampling,
+    )
 
     made = (
         attention.attend_one, heads.enter, products.normalize, products.product,
         packed.packed_product, packed.routed_product, experts.expert_product,
-        experts.sum_experts, sampling.choose,
+        experts.sum_experts, routing.route, sampling.choose,
     )  # fmt: skip
     return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
 
@@ -249,6 +259,21 @@ def product_of_experts(
     """`X Wᵀ + b` of pairs in `dtype`: `[P, N]`."""
     out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, pairs, bias_EN, out=dtype)
     return out
+
+
+def routes(logits_BTE: Tensor) -> bool:
+    """Whether a kernel supports the choice of these experts."""
+    few = logits_BTE.shape[-1] <= _MOST_EXPERTS
+    return few and takes(logits_BTE) and logits_BTE.dtype == torch.float32
+
+
+def route(
+    logits_BTE: Tensor, correction_E: Tensor | None, factors_E: Tensor | None,
+    routing: RoutingConfig,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`ops.routing.choose` and `weigh` of the scores of these logits, in one launch."""
+    chosen_BTK, weight_BTK = kernels().route(logits_BTE, correction_E, factors_E, routing)
+    return chosen_BTK, weight_BTK
 
 
 def multiplies_experts(x: Tensor, w_ENK: Tensor) -> bool:

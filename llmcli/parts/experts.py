@@ -111,6 +111,8 @@ class Experts:
         """The chosen experts of each token, and their weights, both `[B, T, K]`."""
         p, routing = self.name, self.config.routing
         logits_BTE = step.emit(f"{p}.router_logits", _logits(x_BTD, self.router))
+        if not step.observed and on_card.routes(logits_BTE):
+            return on_card.route(logits_BTE, self.correction, self.factors, routing)
         scores_BTE = logits_BTE
         if routing.scores != "softmax of the chosen":
             made_BTE = share(scores_BTE, sigmoid=routing.scores == "sigmoid")

@@ -35,6 +35,7 @@ from llmcli.ops.activations import activation as activation_of
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.rope import rotate
+from llmcli.ops.routing import choose, share, weigh
 from llmcli.weights.dense import Dense
 from llmcli.weights.routes import ExpertAssignment
 
@@ -130,7 +131,7 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
             kernel.__name__ = name
             return kernel
 
-    files = "attention", "experts", "heads", "packed", "products", "sampling"
+    files = "attention", "experts", "heads", "packed", "products", "routing", "sampling"
     modules = SimpleNamespace(**{file: Kernels() for file in files})
     monkeypatch.setitem(sys.modules, "llmcli.kernels.triton", modules)
     monkeypatch.setattr(torch.cuda, "device", current)
@@ -138,7 +139,7 @@ def test_they_are_launched_on_the_device_of_their_input(monkeypatch):
     for call in kernels.values():
         call(x)
     assert seen == [(name, True) for name in kernels]
-    assert len(seen) == 9
+    assert len(seen) == 10
 
 
 @pytest.mark.parametrize(("capability", "sizes", "dtype", "taken"), [
@@ -210,6 +211,14 @@ def expert_product(x, w, pairs, b, *, out, activation=None):
     return y.to(out)
 
 
+def route(logits, correction, factors, routing):
+    scores = logits
+    if routing.scores != "softmax of the chosen":
+        scores = share(logits, sigmoid=routing.scores == "sigmoid")
+    chosen = choose(logits if routing.by_logits else scores, correction, routing)
+    return chosen, weigh(scores, chosen, routing, factors)
+
+
 def sum_experts(y, weight, rest):
     y = y if weight is None else y * weight.mT.unsqueeze(-1)
     return y.sum(1) + (0 if rest is None else rest)
@@ -217,7 +226,7 @@ def sum_experts(y, weight, rest):
 
 def stand_ins(card):
     """Kernels made of PyTorch's operations; attention is a launch for the splits and one more."""
-    functions = attend_one, enter, normalize, product, expert_product, sum_experts
+    functions = attend_one, enter, normalize, product, expert_product, sum_experts, route
     made = {one.__name__: card.kernel(one, 1 + (one is attend_one)) for one in functions}
     return SimpleNamespace(**made)
 

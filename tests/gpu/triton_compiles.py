@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from llmcli.config.mlp import ACTIVATIONS
-from llmcli.kernels.triton import attention, experts, heads, packed, products, sampling
+from llmcli.kernels.triton import attention, experts, heads, packed, products, routing, sampling
 
 TARGETS = {
     "sm_75": GPUTarget("cuda", 75, 32), "sm_80": GPUTarget("cuda", 80, 32),
@@ -24,11 +24,11 @@ USAGE = [
 # what launches find to be divisible by 16, beside addresses: rows of most models and blocks
 ALIGNED = {f"{x}_{axis}" for x in "kv" for axis in "bhs"} | {"columns", "outputs", "w_row"}
 NUMBERS = dict.fromkeys(
-    ("scale", "cap", "eps", "offset", "post_eps", "post_offset", "factor"), "fp32"
+    ("scale", "cap", "eps", "offset", "post_eps", "post_offset", "factor", "least"), "fp32"
 )
 FLOATS = {
     "sums", "most", "weight", "sinks", "norm_w", "norm_b", "post_w", "post_b", "residual", "b",
-    "q_w", "k_w", "cos", "sin", "logits", "y", "rest",
+    "q_w", "k_w", "cos", "sin", "logits", "y", "rest", "correction", "factors",
 }  # fmt: skip
 PLAIN = {"x", "q", "k", "v", "bias", "out"}
 SIZES = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
@@ -78,6 +78,14 @@ KERNELS = [
         (sampling.best_kernel, {"PROMPT": counts, "OUTPUT": counts, "BLOCK": sampling.BLOCK})
         for counts in (False, True)
     ),
+    *(
+        (routing.route_kernel, {
+            "SCORES": scores, "BY_LOGITS": False, "RENORMALIZED": True, "CORRECTED": True,
+            "FACTORS": True, "COUNT": groups, "KEPT": 4, "BEST": 2, "K": 22, "E": 512,
+            "EXPERTS": 512, "P": 32,
+        })
+        for scores, groups in ((0, 1), (1, 8), (2, 1))
+    ),
     (sampling.draw_kernel, {"COUNT": 4096, "K": 64, "DRAWS": True}),
 ]  # fmt: skip
 
@@ -89,7 +97,7 @@ def type_of(kernel, constants, name, narrow):
         return "*fp32"
     if name == "done":
         return "*i32"
-    if name in ("starts", "expert", "row", "prompt", "output", "keys", "ids"):
+    if name in ("starts", "expert", "row", "prompt", "output", "keys", "ids", "chosen"):
         return "*i64"
     if name in ("numbers", "u", "scores"):
         return "*fp64"
@@ -106,6 +114,7 @@ def test_it_compiles(number, target, narrow, tmp_path):
     kernel, constants = KERNELS[number]
     narrow, _, cache = narrow.partition(" with ")
     warps = sampling.WARPS if kernel in (sampling.best_kernel, sampling.draw_kernel) else 4
+    warps = 1 if kernel is routing.route_kernel else warps
     if kernel is attention.split_kernel:
         if constants["D"] > 256 and (narrow != "*bf16" or target == "sm_75"):
             pytest.skip("of 16 bits only, and with more memory")

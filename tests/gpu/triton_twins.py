@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tensors import HALVES, drawn
 
 from llmcli.config.attention import Chunk
+from llmcli.config.experts import ExpertGroups, RoutingConfig
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import ACTIVATIONS
 from llmcli.engine.sampling import _REALS, Sampling
@@ -22,13 +23,15 @@ from llmcli.kernels.triton.experts import expert_product, sum_experts
 from llmcli.kernels.triton.heads import enter
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import normalize, product
+from llmcli.kernels.triton.routing import route
 from llmcli.kernels.triton.sampling import BLOCK, choose
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.quant import FORMATS, dequantize
 from llmcli.ops.rope import rotate
-from llmcli.ops.routing import summed
+from llmcli.ops.routing import choose as choose_experts
+from llmcli.ops.routing import share, summed, weigh
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -345,3 +348,40 @@ def test_the_sum_of_experts(weighed, adds):
     y, rest = drawn(2, 4, 3, 700), drawn(2, 3, 700, seed=1) if adds else None
     weight = drawn(2, 4, 3, seed=2).mT if weighed else None
     near(sum_experts(y, weight, rest), summed(y, weight, rest), torch.float32)
+
+
+ROUTINGS = [  # experts, and their choice: of most models, and with fewer or more of everything
+    (128, {"chosen": 8, "renormalized": True}), (5, {"chosen": 2}), (3, {"chosen": 3, "scale": 0.5}),
+    (1, {"chosen": 1, "renormalized": True}), (60, {"chosen": 17}),
+    (16, {"chosen": 1, "scores": "sigmoid", "by_logits": True}),
+    (40, {"chosen": 4, "scores": "softmax of the chosen"}),
+    (9, {"chosen": 9, "scores": "softmax of the chosen", "scale": 2.0}),
+    (64, {"chosen": 6, "scores": "sigmoid", "renormalized": True, "least": 0.25, "scale": 2.5}),
+    (24, {"chosen": 5, "groups": ExpertGroups(count=3, kept=2, best=1)}),
+    (24, {"chosen": 16, "scores": "sigmoid", "groups": ExpertGroups(count=3, kept=2)}),
+    (36, {"chosen": 7, "by_logits": True, "groups": ExpertGroups(count=18, kept=5)}),
+    (14, {"chosen": 7, "scores": "softmax of the chosen", "groups": ExpertGroups(count=2)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("experts", "options"), ROUTINGS, ids=str)
+def test_the_choice_of_experts(experts, options):
+    """Ties, equal zeros, and numbers that are not finite; corrections of both signs, factors."""
+    routing = RoutingConfig(**options)
+    some = drawn(3, 4, experts, seed=experts) * 3
+    some[1] = (some[1] / 3).round()
+    some[1, 1:3] *= torch.tensor([[0.0], [200.0]])
+    for number, one in enumerate((math.nan, -math.nan, math.inf, -math.inf)):
+        some[2, number, number % experts] = one
+    some[0, 3] = -math.inf
+    scores = some
+    if routing.scores != "softmax of the chosen":
+        scores = share(some, sigmoid=routing.scores == "sigmoid")
+    by = some if routing.by_logits else scores
+    correction, factors = (drawn(experts, seed=2) * 4).round(), drawn(experts, seed=3)
+    for added, own in ((None, None), (correction.half(), factors), (correction / 64, None)):
+        chosen = choose_experts(by, added if added is None else added.float(), routing)
+        got, weight = route(some.mT.contiguous().mT, added, own, routing)
+        assert torch.equal(got, chosen)
+        want = weigh(scores, chosen, routing, own)
+        torch.testing.assert_close(weight, want, rtol=2e-6, atol=1e-30, equal_nan=True)

@@ -20,6 +20,23 @@ NONE = tl.constexpr(-(1 << 63))  # below every key
 
 
 @triton.jit
+def key_of(score, id):
+    """The keys of float32 scores; NaN comes first."""
+    score = tl.where(score == 0, 0.0, score)  # -0.0 equals 0.0
+    bits = score.to(tl.int32, bitcast=True)
+    bits = tl.where(score == score, bits, 0x7FFFFFFF)
+    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
+    return (rank.to(tl.int64) << 32) | (0x7FFFFFFF - id)
+
+
+@triton.jit
+def score_of(key):
+    """The score of a key."""
+    rank = (key >> 32).to(tl.int32)
+    return (rank ^ ((rank >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def best_kernel(
     logits, prompt, output, numbers, keys, vocab, logits_row, kept,
     PROMPT: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr,
@@ -43,12 +60,8 @@ def best_kernel(
         score -= tl.load(numbers + 4) * tl.minimum(times, 1).to(tl.float64)
         score -= tl.load(numbers + 5) * times.to(tl.float64)
     score = score.to(tl.float32)
-    score = tl.where(score == 0, 0.0, score)  # -0.0 equals 0.0
     score = tl.where(score == score, score, float("inf"))
-    bits = score.to(tl.int32, bitcast=True)
-    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
-    key = (rank.to(tl.int64) << 32) | (0x7FFFFFFF - id)
-    key = tl.where(there, key, NONE)
+    key = tl.where(there, key_of(score, id), NONE)
     keys += (row * tl.num_programs(0) + tl.program_id(0)) * kept
     for place in range(kept):
         best = tl.max(key, 0)
@@ -70,8 +83,7 @@ def draw_kernel(
         best = tl.max(key, 0)
         key_K = tl.where(place == at, best, key_K)
         key = tl.where(key == best, NONE, key)
-    rank_K = (key_K >> 32).to(tl.int32)
-    score_K = (rank_K ^ ((rank_K >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True).to(tl.float64)
+    score_K = score_of(key_K).to(tl.float64)
     id_K = 0x7FFFFFFF - (key_K & 0x7FFFFFFF)
     score = tl.sum(tl.where(place == 0, score_K, 0.0), 0)
     id = tl.sum(tl.where(place == 0, id_K, 0), 0)
