@@ -16,13 +16,12 @@ from torch import Tensor
 
 from llmcli.config.attention import Window
 from llmcli.config.experts import RoutingConfig
-from llmcli.config.mlp import Activation
 from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.kernels import native
 from llmcli.kernels.program import Pairs
 
 if TYPE_CHECKING:
-    from llmcli.kernels.triton.products import Norm, Onto
+    from llmcli.kernels.triton.products import Hidden, Norm, Onto
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
@@ -189,13 +188,16 @@ def normalizes(x: Tensor, w: Tensor | None) -> bool:
 
 def normalize(
     x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
-    centred: bool, offset: float,
+    centred: bool, offset: float, onto: tuple[Tensor, float] | None = None,
 ) -> Tensor:  # fmt: skip
-    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once."""
+    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once.
+
+    `onto`: times a factor it is added to a float32 stream.
+    """
     x_MD = x.reshape(-1, x.shape[-1])
     x_MD = x_MD if x_MD.stride(1) == 1 else x_MD.contiguous()
     norm = (w_D, b_D, eps, 2 if centred else 1, offset)
-    out: Tensor = kernels().normalize(x_MD, norm, dtype)
+    out: Tensor = kernels().normalize(x_MD, norm, dtype, onto)
     return out.view(x.shape)
 
 
@@ -226,15 +228,15 @@ def multiplies(x: Tensor, w_NK: Tensor, inputs: torch.dtype | None = None) -> bo
 
 def product(
     x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype, *, norm: Norm | None = None,
-    gated: bool = False, activation: Activation | None = None, onto: Onto | None = None,
+    hidden: Hidden | None = None, onto: Onto | None = None, kept: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`X Wᵀ + b` in `dtype`, from float32 sums, and what is around it.
 
     See `kernels.triton.products.product`. That is rounded as by the separate operations.
     """
     out_MN: Tensor = kernels().product(
-        x.reshape(-1, x.shape[-1]), w_NK, b_N, out=dtype, norm=norm, gated=gated,
-        activation=activation, onto=onto,
+        x.reshape(-1, x.shape[-1]), w_NK, b_N, out=dtype, norm=norm, hidden=hidden, onto=onto,
+        kept_MK=kept,
     )  # fmt: skip
     return _shaped(out_MN, x)
 
@@ -283,11 +285,14 @@ def multiplies_experts(x: Tensor, w_ENK: Tensor) -> bool:
 
 def product_of_dense_experts(
     x_MK: Tensor, w_ENK: Tensor, pairs: Pairs, bias_EN: Tensor | None, dtype: torch.dtype,
-    activation: Activation | None = None,
+    hidden: Hidden | None = None, weight_P: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`X Wᵀ + b` of pairs in `dtype`, from float32 sums; with an `activation` as in `product`."""
+    """`X Wᵀ + b` of pairs in `dtype`, from float32 sums; `hidden` as in `product`.
+
+    With a `weight` each pair's row of X is multiplied by it, and rounded.
+    """
     out: Tensor = kernels().expert_product(
-        x_MK, w_ENK, pairs, bias_EN, out=dtype, activation=activation
+        x_MK, w_ENK, pairs, bias_EN, out=dtype, hidden=hidden, weight_P=weight_P
     )
     return out
 
@@ -297,9 +302,15 @@ def sums_experts(y: Tensor) -> bool:
     return takes(y) and y.dtype == torch.float32
 
 
-def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> Tensor:
-    """`ops.routing.summed` in one launch."""
-    out: Tensor = kernels().sum_experts(y_BKTD, weight_BTK, z_BTD)
+def sum_experts(
+    y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None,
+    gate: tuple[Tensor, Tensor] | None = None, *, onto: Onto | None = None,
+) -> Tensor:  # fmt: skip
+    """`ops.routing.summed` in one launch, and what is around it.
+
+    See `kernels.triton.experts.sum_experts`.
+    """
+    out: Tensor = kernels().sum_experts(y_BKTD, weight_BTK, z_BTD, gate, onto=onto)
     return out
 
 

@@ -31,8 +31,9 @@ from llmcli.graph.precision import Precision
 from llmcli.kernels import native
 from llmcli.nn.step import Edit
 from llmcli.ops import on_card
-from llmcli.ops.activations import activation as activation_of
+from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.elements import gate
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.rope import rotate
 from llmcli.ops.routing import choose, share, weigh
@@ -162,14 +163,21 @@ def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
     return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H).contiguous()
 
 
-def product(x, w, b, *, out, norm, gated, activation, onto):
+def hidden_layer(y, hidden):
+    if hidden is None:
+        return y
+    y, *up = y.split(y.shape[-1] // (1 + hidden.gated), -1)
+    limit = None if hidden.clamp is None else hidden.clamp.limit
+    y = activation(hidden.activation, limit)(y)
+    return gate(y, *up, hidden.clamp) if up else y
+
+
+def product(x, w, b, *, out, norm, hidden, onto, kept_MK):
     x = x.to(w.dtype) if norm is None else normalize(x, norm, w.dtype)
+    if kept_MK is not None:
+        kept_MK.view(x.shape).copy_(x)
     y = F.linear(x.float(), w.float(), None if b is None else b.float())
-    y, *up = y.split(len(w) // (1 + gated), -1)
-    if activation is not None:
-        y = activation_of(activation)(y.to(w.dtype)).float()
-    if gated:
-        y = y.to(w.dtype).float() * up[0].to(w.dtype).float()
+    y = y if hidden is None else hidden_layer(y.to(w.dtype), hidden).float()
     if onto is not None:
         stream, post, factor = onto
         y = y if post is None else normalize(y, post, torch.float32)
@@ -177,11 +185,13 @@ def product(x, w, b, *, out, norm, gated, activation, onto):
     return y.to(out)
 
 
-def normalize(x, norm, out):
+def normalize(x, norm, out, onto=None):
     w, b, eps, kind, offset = norm
     if kind == 2:
-        return layer_norm(x, w, b, eps, out, offset=offset)
-    return rms_norm(x, w, eps, out, offset=offset)
+        y = layer_norm(x, w, b, eps, out, offset=offset)
+    else:
+        y = rms_norm(x, w, eps, out, offset=offset)
+    return y if onto is None else y * onto[1] + onto[0].view(y.shape)
 
 
 def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
@@ -200,15 +210,13 @@ def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
     return q.transpose(1, 2).to(dtype)
 
 
-def expert_product(x, w, pairs, b, *, out, activation=None):
+def expert_product(x, w, pairs, b, *, out, hidden, weight_P):
     expert, row, each = pairs
     read = x[torch.arange(len(expert), device=x.device) // each if row is None else row]
+    read = read if weight_P is None else (read * weight_P[:, None]).to(x.dtype)
     y = torch.bmm(w[expert], read.unsqueeze(2)).squeeze(2)
     y = y if b is None else y + b[expert]
-    if activation is not None:
-        gate, up = y.chunk(2, -1)
-        y = activation_of(activation)(gate) * up
-    return y.to(out)
+    return hidden_layer(y, hidden).to(out)
 
 
 def route(logits, correction, factors, routing):
@@ -219,9 +227,16 @@ def route(logits, correction, factors, routing):
     return chosen, weigh(scores, chosen, routing, factors)
 
 
-def sum_experts(y, weight, rest):
+def sum_experts(y, weight, rest, weigh, *, onto):
     y = y if weight is None else y * weight.mT.unsqueeze(-1)
-    return y.sum(1) + (0 if rest is None else rest)
+    if weigh is not None:
+        x, w = weigh
+        rest = rest * F.linear(x.float(), w.float()).sigmoid()
+    y = y.sum(1) + (0 if rest is None else rest)
+    if onto is not None:
+        stream, _, factor = onto
+        y = y * factor + stream
+    return y
 
 
 def stand_ins(card):
@@ -244,19 +259,21 @@ OWN = {
 SEVEN = (
     "llama", "qk norm", "gemma", "gpt2", "gpt2 with relu and a window", "biases and relu",
     "partial rotation", "wide values", "caps", "sinks", "layers that differ", "offset norms",
-    "norms after", "norms before and after", "parallel with one norm",
+    "norms after", "norms before and after", "parallel with one norm", "clamped gates",
 )  # fmt: skip
 MORE = {
     "multipliers": 8, "blocks scaled by a parameter": 8, "one and three sublayers": 9, "chunks": 15,
 }  # fmt: skip
 OTHERS = (
-    "gated attention", "clipped projections", "clipped after norms of heads", "clamped gates",
+    "gated attention", "clipped projections", "clipped after norms of heads",
     "mamba-2", "latent attention", "keys and values of another layer",
-    "experts beside the feed-forward", "qk layer norm", "qk norm over the width", "longrope",
+    "qk layer norm", "qk norm over the width", "longrope",
 )  # fmt: skip
 EXPERTS = {
-    "experts": 18, "weighted inputs of experts": 19, "experts with biases and clamped gates": 26,
-    "experts without gates, alone in their blocks": 21,
+    "experts": 10, "experts by groups": 12, "experts beside dense layers": 12,
+    "weighted inputs of experts": 12, "experts with biases and clamped gates": 10,
+    "experts without gates, alone in their blocks": 7, "experts after the choice": 12,
+    "experts beside the feed-forward": 19,
 }  # fmt: skip
 # the most launches of a layer, if all its parts have kernels
 LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | EXPERTS | dict.fromkeys(OTHERS)
@@ -281,7 +298,7 @@ def test_a_captured_step_has_them(name, monkeypatch):
         ordinary, captured = both
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        routed = {"expert_product", "sum_experts"} if name in EXPERTS else set()
+        routed = {"route", "expert_product", "sum_experts"} if name in EXPERTS else set()
         assert name in LENGTH_ROPES or {"attend_one", "product"} | routed <= set(card.launches)
         # what is observed is computed apart
         seen, marks = ({}, {}), ([], [])

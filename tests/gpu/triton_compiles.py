@@ -24,20 +24,28 @@ USAGE = [
 # what launches find to be divisible by 16, beside addresses: rows of most models and blocks
 ALIGNED = {f"{x}_{axis}" for x in "kv" for axis in "bhs"} | {"columns", "outputs", "w_row"}
 NUMBERS = dict.fromkeys(
-    ("scale", "cap", "eps", "offset", "post_eps", "post_offset", "factor", "least"), "fp32"
+    (
+        "scale", "cap", "eps", "offset", "post_eps", "post_offset", "factor", "least", "limit",
+        "plus",
+    ),
+    "fp32",
 )
 FLOATS = {
     "sums", "most", "weight", "sinks", "norm_w", "norm_b", "post_w", "post_b", "residual", "b",
-    "q_w", "k_w", "cos", "sin", "logits", "y", "rest", "correction", "factors",
+    "q_w", "k_w", "cos", "sin", "logits", "y", "rest", "correction", "factors", "stream",
 }  # fmt: skip
-PLAIN = {"x", "q", "k", "v", "bias", "out"}
+PLAIN = {"x", "q", "k", "v", "bias", "out", "kept", "gate"}
 SIZES = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
 ROW = {
     "WEIGHTS": True, "BIAS": True, "WIDE": 4096, "POST_WIDE": 4096, "POST_WEIGHTS": True, **SIZES,
 }  # fmt: skip
 NO_POST = {"POST": 0, "POST_SHIFT": False}
-ADDED = {"KIND": 1, "SHIFT": False, "ADDS": True, "GATED": False, "ACT": -1, **ROW}
-GATED = {"KIND": 2, "SHIFT": True, "ADDS": False, "GATED": True, **NO_POST, **ROW}
+PLAINLY = {"ACT": -1, "GATED": False, "CLAMPED": False}
+ADDED = {"KIND": 1, "SHIFT": False, "ADDS": True, "KEEPS": False, **PLAINLY, **ROW}
+GATED = {
+    "KIND": 2, "SHIFT": True, "ADDS": False, "KEEPS": True, "GATED": True, "CLAMPED": True,
+    **NO_POST, **ROW,
+}  # fmt: skip
 KERNELS = [
     *(
         (attention.split_kernel, {
@@ -51,16 +59,20 @@ KERNELS = [
     ),
     (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 32, "SUNK": True}),
     *(
-        (experts.expert_kernel, {"BIAS": True, "ROW": True, "GATED": act >= 0, "ACT": act, **SIZES})
-        for act in (-1, 0)
+        (experts.expert_kernel, {"BIAS": True, "ROW": True, "WEIGHED": True, **how, **SIZES})
+        for how in (PLAINLY, {"ACT": 0, "GATED": True, "CLAMPED": True})
     ),
-    (experts.sum_kernel, {"CHOSEN": 8, "WEIGHED": True, "ADDS": True, "COLUMNS": 512}),
+    (experts.sum_kernel, {
+        "CHOSEN": 8, "WEIGHED": True, "ADDS": True, "GATED": True, "ONTO": True, "COLUMNS": 512,
+    }),
     (products.row_kernel, {**ADDED, **NO_POST}),
     *(
         (products.row_kernel, {**ADDED, "POST": kind, "POST_SHIFT": kind == 2}) for kind in (1, 2)
     ),
     *(
-        (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 4096})
+        (products.norm_kernel, {
+            "KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "ADDS": kind == 2, "COLUMNS": 4096,
+        })
         for kind in (1, 2)
     ),
     *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(ACTIVATIONS))),

@@ -14,7 +14,7 @@ from tensors import HALVES, drawn
 from llmcli.config.attention import Chunk
 from llmcli.config.experts import ExpertGroups, RoutingConfig
 from llmcli.config.formats import ON_CARD
-from llmcli.config.mlp import ACTIVATIONS
+from llmcli.config.mlp import ACTIVATIONS, GateClamp, MlpConfig
 from llmcli.engine.sampling import _REALS, Sampling
 from llmcli.engine.sampling import choose as choose_on_cpu
 from llmcli.kernels.triton import products
@@ -27,6 +27,7 @@ from llmcli.kernels.triton.routing import route
 from llmcli.kernels.triton.sampling import BLOCK, choose
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.elements import gate
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.quant import FORMATS, dequantize
 from llmcli.ops.rope import rotate
@@ -105,13 +106,30 @@ def test_a_norm_and_the_product_of_its_rows(rows, outputs, columns, kind, dtype)
         "rms without weights": ((None, None, 1e-5, 1, 0.0), rms_norm(x, None, 1e-5, dtype)),
         "layer": ((norm_w, norm_b, 1e-5, 2, 0.0), layer_norm(x, norm_w, norm_b, 1e-5, dtype)),
     }[kind]
-    got = product(x if norm else x.to(dtype), w, b, out=torch.float32, norm=norm)
-    near(got, F.linear(normed.double(), w.double(), b.double()), torch.float32)
+    kept = torch.empty(rows, columns, dtype=dtype)
+    for rest in ({}, {"kept_MK": kept}):
+        got = product(x if norm else x.to(dtype), w, b, out=torch.float32, norm=norm, **rest)
+        near(got, F.linear(normed.double(), w.double(), b.double()), torch.float32)
+    near(kept, normed, dtype)
     if norm is not None:
         gaps = torch.cat((x, x), 1)[:, :columns]
         for one in (x, gaps):
             near(normalize(one, norm, dtype), normed, dtype)
         assert normalize(x, norm, dtype).dtype == dtype
+        stream, added = drawn(rows, 3, columns, seed=5)[:, 1:2], normed.float() * -0.5
+        got = normalize(x, norm, torch.float32, (stream, -0.5))
+        near(got, stream[:, 0] + added, dtype)
+
+
+CLAMP = GateClamp(limit=0.4, offset=1.0)
+
+
+def hidden_layer(name, y, gated, clamp=None):
+    """The configuration of a layer, and what becomes of `y` there."""
+    config = MlpConfig(hidden=0, activation=name, gated=gated, clamp=clamp)
+    one, *up = y.split(y.shape[-1] // (1 + gated), -1)
+    one = activation(name, None if clamp is None else clamp.limit)(one)
+    return config, gate(one, *up, clamp) if gated else one
 
 
 @dtypes
@@ -121,13 +139,14 @@ def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name,
     x = drawn(rows, columns, dtype=dtype)
     w, b = drawn(2 * outputs, columns, dtype=dtype, seed=1) / columns**0.5, drawn(2 * outputs)
     b = b.to(dtype)
-    gate, up = F.linear(x.float(), w.float(), b.float()).to(dtype).split(outputs, -1)
-    want = activation(name)(gate.float()).to(dtype) * up
-    got = product(x, w, b, out=dtype, gated=True, activation=name)
-    near(got, want, dtype)
-    near(product(x, w[:outputs], b[:outputs], out=dtype, activation=name),
-         activation(name)(gate.float()), dtype)  # fmt: skip
-    assert product(x * torch.nan, w, b, out=dtype, gated=True, activation=name).isnan().all()
+    y = F.linear(x.float(), w.float(), b.float()).to(dtype)
+    for clamp in (CLAMP, None):
+        hidden, want = hidden_layer(name, y, True, clamp)
+        got = product(x, w, b, out=dtype, hidden=hidden)
+        near(got, want, dtype)
+        assert product(x * torch.nan, w, b, out=dtype, hidden=hidden).isnan().all()
+    hidden, want = hidden_layer(name, y[:, :outputs], False)
+    near(product(x, w[:outputs], b[:outputs], out=dtype, hidden=hidden), want, dtype)
     down, stream = drawn(5, outputs, dtype=dtype, seed=5), drawn(rows, 5, seed=6)
     behind = product(got, down, out=torch.float32, onto=(stream, None, 0.5))
     near(behind, F.linear(got.double(), down.double()) * 0.5 + stream, torch.float32)
@@ -136,9 +155,9 @@ def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name,
 def test_gates_and_neurons_are_rounded_like_those_of_separate_operations():
     """Bits of sums that are exact in float32."""
     x, w = (drawn(rows, 20, seed=rows).mul(64).round().div(64).half() for rows in (3, 14))
-    gate, up = F.linear(x.float(), w.float()).half().split(7, -1)
-    want = F.relu(gate).square() * up
-    assert torch.equal(product(x, w, out=want.dtype, gated=True, activation="relu2"), want)
+    for clamp in (None, CLAMP):
+        hidden, want = hidden_layer("relu2", F.linear(x.float(), w.float()).half(), True, clamp)
+        assert torch.equal(product(x, w, out=want.dtype, hidden=hidden), want)
 
 
 @dtypes
@@ -319,25 +338,28 @@ def test_logits_that_are_not_finite():
 
 
 @dtypes
-@pytest.mark.parametrize(("outputs", "columns", "biased", "name"), [
-    (11, 40, False, None), (20, 600, True, None), (11, 40, True, "silu"), (9, 530, False, "relu"),
+@pytest.mark.parametrize(("outputs", "columns", "biased", "name", "gated", "clamp"), [
+    (11, 40, False, None, False, None), (20, 600, True, None, False, None),
+    (11, 40, True, "silu", True, None), (9, 530, False, "relu", True, CLAMP),
+    (11, 40, True, "quick_gelu", True, CLAMP), (20, 40, True, "relu2", False, None),
 ])  # fmt: skip
-def test_products_with_dense_experts(outputs, columns, biased, name, dtype):
-    """Two experts of each row, by the order of pairs and by rows that are named."""
-    gated = name is not None
-    count = outputs * (1 + gated)
+def test_products_with_dense_experts(outputs, columns, biased, name, gated, clamp, dtype):
+    """Two experts of each row, by the order of pairs and by rows that are named, or weighed."""
+    count, hidden = outputs * (1 + gated), None
     w = drawn(3, count + 5, columns, dtype=dtype, seed=3)[:, :count] / columns**0.5
     x = drawn(3, columns, dtype=dtype, seed=1)
     b = drawn(3, count, dtype=dtype, seed=2) if biased else None
     expert = torch.tensor([2, 0, 1, 1, 0, 2])
     for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
         read = x[torch.arange(6) // 2 if row is None else row].double()
+        weight = None if row is None else drawn(6, seed=4)
+        if weight is not None:
+            read = (read * weight[:, None]).to(dtype).double()
         want = torch.einsum("pk,pnk->pn", read, w[expert].double()) + (b[expert] if biased else 0)
-        if gated:
-            gate, up = want.to(dtype).split(outputs, -1)
-            want = activation(name)(gate.float()).to(dtype) * up
-        for out in (dtype,) if gated else (dtype, torch.float32):
-            got = expert_product(x, w, (expert, row, 2), b, out=out, activation=name)
+        if name is not None:
+            hidden, want = hidden_layer(name, want.to(dtype), gated, clamp)
+        for out in (dtype,) if name else (dtype, torch.float32):
+            got = expert_product(x, w, (expert, row, 2), b, out=out, hidden=hidden, weight_P=weight)
             assert got.dtype == out
             near(got, want, out)
 
@@ -345,13 +367,22 @@ def test_products_with_dense_experts(outputs, columns, biased, name, dtype):
 @pytest.mark.parametrize("weighed", [True, False])
 @pytest.mark.parametrize("adds", [True, False])
 def test_the_sum_of_experts(weighed, adds):
+    """A shared expert may be weighed; a stream with gaps."""
     y, rest = drawn(2, 4, 3, 700), drawn(2, 3, 700, seed=1) if adds else None
     weight = drawn(2, 4, 3, seed=2).mT if weighed else None
-    near(sum_experts(y, weight, rest), summed(y, weight, rest), torch.float32)
+    want = summed(y, weight, rest)
+    near(sum_experts(y, weight, rest), want, torch.float32)
+    stream = drawn(2, 3, 701, seed=3)[..., 1:]
+    near(sum_experts(y, weight, rest, onto=(stream, None, -0.5)), stream - want / 2, torch.float32)
+    if adds:
+        x, w = drawn(2, 3, 700, dtype=torch.float16, seed=4), drawn(1, 700, seed=5) / 9
+        want = summed(y, weight, rest * F.linear(x.float(), w).sigmoid())
+        near(sum_experts(y, weight, rest, (x, w)), want, torch.float32)
 
 
 ROUTINGS = [  # experts, and their choice: of most models, and with fewer or more of everything
-    (128, {"chosen": 8, "renormalized": True}), (5, {"chosen": 2}), (3, {"chosen": 3, "scale": 0.5}),
+    (128, {"chosen": 8, "renormalized": True}), (5, {"chosen": 2}),
+    (3, {"chosen": 3, "scale": 0.5}),
     (1, {"chosen": 1, "renormalized": True}), (60, {"chosen": 17}),
     (16, {"chosen": 1, "scores": "sigmoid", "by_logits": True}),
     (40, {"chosen": 4, "scores": "softmax of the chosen"}),
