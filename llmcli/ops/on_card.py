@@ -27,7 +27,6 @@ _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _MOST_EXPERTS = 1024  # of a program of one warp
-_MOST_TOKENS = 64  # kept by top-k: each takes a pass over the keys
 _MOST_LATENT = (576, 512)  # of queries and values in 16 bits, where shared memory suffices
 # Supported dtypes, and the allowed distance of logits from those of PyTorch's operations: a share
 # of the largest logit in float32, the KL divergence in nats in 16 bits. Rounding stays far below.
@@ -314,16 +313,16 @@ def sum_experts(
     return out
 
 
-def chooses(logits_BV: Tensor, k: int) -> bool:
-    """Whether `choose` supports a top-k of `k` tokens of these logits; 0 is off."""
-    return takes(logits_BV, "sampling") and 0 < k <= _MOST_TOKENS and logits_BV.stride(1) == 1
+def chooses(logits_BV: Tensor) -> bool:
+    """Whether `choose` supports these logits."""
+    return takes(logits_BV, "sampling") and logits_BV.stride(1) == 1
 
 
 def choose(
     logits_BV: Tensor, k: int, numbers: Tensor, u_B: Tensor | None, prompt_BV: Tensor | None,
     output_BV: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`engine.sampling.choose` with a top-k; see `kernels.triton.sampling.choose`."""
+    """`engine.sampling.choose`; see `kernels.triton.sampling.choose`."""
     ids_B, best_B = kernels().choose(logits_BV, k, numbers, u_B, prompt_BV, output_BV)
     return ids_B, best_B
 

@@ -34,7 +34,7 @@ FLOATS = {
     "sums", "most", "weight", "sinks", "norm_w", "norm_b", "post_w", "post_b", "residual", "b",
     "q_w", "k_w", "cos", "sin", "logits", "y", "rest", "correction", "factors", "stream",
 }  # fmt: skip
-PLAIN = {"x", "q", "k", "v", "bias", "out", "kept", "gate"}
+PLAIN = {"x", "q", "k", "v", "bias", "out", "kept_x", "gate"}
 SIZES = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
 ROW = {
     "WEIGHTS": True, "BIAS": True, "WIDE": 4096, "POST_WIDE": 4096, "POST_WEIGHTS": True, **SIZES,
@@ -87,8 +87,13 @@ KERNELS = [
         for name in packed.PACKED for routed in (False, True)
     ),
     *(
-        (sampling.best_kernel, {"PROMPT": counts, "OUTPUT": counts, "BLOCK": sampling.BLOCK})
-        for counts in (False, True)
+        (kernel, {"PROMPT": counts, "OUTPUT": counts, "BLOCK": sampling.BLOCK})
+        for kernel in (sampling.best_kernel, sampling.score_kernel) for counts in (False, True)
+    ),
+    (sampling.weight_kernel, {"BLOCK": sampling.BLOCK}),
+    *(
+        (sampling.pick_kernel, {"ORDERED": ordered, "N": 64, "BLOCK": sampling.BLOCK})
+        for ordered in (False, True)
     ),
     *(
         (routing.route_kernel, {
@@ -101,17 +106,21 @@ KERNELS = [
     (sampling.draw_kernel, {"COUNT": 4096, "K": 64, "DRAWS": True}),
 ]  # fmt: skip
 
+SAMPLING = sampling.score_kernel, sampling.weight_kernel, sampling.pick_kernel
+
 
 def type_of(kernel, constants, name, narrow):
+    if kernel in SAMPLING and name in ("scores", "ordered", "sums"):
+        return "*fp64" if name == "sums" else "*fp32"
     if name in FLOATS or (name == "out" and constants.get("ADDS")):
         return "*fp32"
     if name == "x" and (constants.get("KIND") or constants.get("NORM")):
         return "*fp32"
     if name == "done":
         return "*i32"
-    if name in ("starts", "expert", "row", "prompt", "output", "keys", "ids", "chosen"):
+    if name in ("starts", "expert", "row", "prompt", "output", "keys", "ids", "chosen", "order"):
         return "*i64"
-    if name in ("numbers", "u", "scores"):
+    if name in ("numbers", "u", "scores", "parts", "bests"):
         return "*fp64"
     if name == "w":
         return "*u8" if kernel is packed.packed_kernel else narrow
@@ -125,8 +134,9 @@ def test_it_compiles(number, target, narrow, tmp_path):
     """And fits shared memory; on Hopper at most two numbers leave registers."""
     kernel, constants = KERNELS[number]
     narrow, _, cache = narrow.partition(" with ")
-    warps = sampling.WARPS if kernel in (sampling.best_kernel, sampling.draw_kernel) else 4
-    warps = 1 if kernel is routing.route_kernel else warps
+    warps = 1 if kernel is routing.route_kernel else 4
+    if kernel in (*SAMPLING, sampling.best_kernel, sampling.draw_kernel):
+        warps = sampling.WARPS
     if kernel is attention.split_kernel:
         if constants["D"] > 256 and (narrow != "*bf16" or target == "sm_75"):
             pytest.skip("of 16 bits only, and with more memory")

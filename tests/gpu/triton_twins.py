@@ -17,7 +17,7 @@ from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import ACTIVATIONS, GateClamp, MlpConfig
 from llmcli.engine.sampling import _REALS, Sampling
 from llmcli.engine.sampling import choose as choose_on_cpu
-from llmcli.kernels.triton import products
+from llmcli.kernels.triton import products, sampling
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.experts import expert_product, sum_experts
 from llmcli.kernels.triton.heads import enter
@@ -291,11 +291,12 @@ PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_pena
 
 def next_tokens(logits, u, counts=(None, None), **options):
     """Ids and best scores, once those of the twin are the same."""
-    sampling = Sampling(**options)
-    kept = 1 if sampling.greedy else min(sampling.top_k, logits.shape[1])
-    reals = torch.tensor([getattr(sampling, name) for name in _REALS], dtype=torch.float64)
-    got, best = choose(logits, kept, reals, None if sampling.greedy else u, *counts)
-    ids, scores = choose_on_cpu(logits, sampling, u, *counts)
+    request = Sampling(**options)
+    kept = request.top_k or (logits.shape[1] if request.top_p < 1 else 0)
+    kept = 1 if request.greedy else min(kept, logits.shape[1])
+    reals = torch.tensor([getattr(request, name) for name in _REALS], dtype=torch.float64)
+    got, best = choose(logits, kept, reals, None if request.greedy else u, *counts)
+    ids, scores = choose_on_cpu(logits, request, u, *counts)
     if scores.isfinite().all():
         assert got.tolist() == ids.tolist()
         torch.testing.assert_close(best, scores.double(), rtol=1e-7, atol=0)
@@ -309,10 +310,17 @@ def next_tokens(logits, u, counts=(None, None), **options):
     (70, {"top_k": 9, "top_p": 1e-9}), (70, {"temperature": 1e-300, "top_k": 9, "min_p": 1}),
     (70, {"temperature": 4, "top_k": 9, "top_p": 1, "min_p": 0.4}),
     (70, {"temperature": 0.02, "top_k": 9, "top_p": 1, "min_p": 0}),
-    (70, {"top_k": 4, "top_p": 0.5}),
+    (70, {"top_k": 4, "top_p": 0.5}), (BLOCK + 9, {"top_k": 0, "top_p": 0.8, "temperature": 2}),
+    (270, {"top_k": 0, "top_p": 0.7, "min_p": 0, "temperature": 3}), (256, {"top_k": 65}),
+    (270, {"top_k": 200, "top_p": 0.9, "min_p": 0, "temperature": 9}), (96, {"top_k": 96}),
+    (270, {"top_k": 0, "top_p": 1, "min_p": 0}), (270, {"top_k": 0, "top_p": 1, "min_p": 0.3}),
+    (270, {"top_k": 130, "top_p": 1, "min_p": 0, "temperature": 5}),
+    (256, {"top_k": 0, "top_p": 0.5}), (270, {"top_k": 0, "top_p": 1e-9, "temperature": 1e-300}),
 ], ids=str)  # fmt: skip
-def test_the_next_token(vocab, options):
+def test_the_next_token(vocab, options, monkeypatch):
     """Ties, some of them on the border of top-k; rows with gaps; a number for each."""
+    if 70 < vocab < BLOCK:
+        monkeypatch.setattr(sampling, "BLOCK", 64)
     some = (drawn(3, vocab + 3, seed=vocab) * 3)[:, :vocab]
     ties = (some * 2).round() / 2  # with 0.0 and -0.0
     some[:, ::5] = -math.inf
@@ -332,9 +340,14 @@ def test_logits_that_are_not_finite():
         logits[0, BLOCK + 4] = bad
         for options in ({"top_k": 2}, {"temperature": 0}):
             assert next_tokens(logits, u, **options) == ([BLOCK + 4], [math.inf])
-    (id,), best = next_tokens(torch.full((1, 70), -math.inf), u)
-    assert 0 <= id < 70  # can be looked up
-    assert best == [-math.inf]
+        for top_p in (0.5, 1):
+            (id,), best = next_tokens(logits, u, top_k=0, top_p=top_p)
+            assert 0 <= id < BLOCK + 9  # can be looked up
+            assert best == [math.inf]
+    for options in ({}, {"top_k": 0}, {"top_k": 0, "top_p": 1}):
+        (id,), best = next_tokens(torch.full((1, 70), -math.inf), u, **options)
+        assert 0 <= id < 70
+        assert best == [-math.inf]
 
 
 @dtypes

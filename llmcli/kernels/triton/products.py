@@ -137,14 +137,14 @@ def accumulated(sums, ups, one, w, rows, below, there, GATED: tl.constexpr):
 
 @triton.jit
 def row_kernel(
-    x, norm_w, norm_b, w, bias, residual, post_w, post_b, done, kept, out, columns, outputs, w_row,
-    eps, offset, post_eps, post_offset, factor, limit, plus,
+    x, norm_w, norm_b, w, bias, residual, post_w, post_b, done, kept_x, out, columns, outputs,
+    w_row, eps, offset, post_eps, post_offset, factor, limit, plus,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, CLAMPED: tl.constexpr, ADDS: tl.constexpr,
     POST: tl.constexpr, POST_WEIGHTS: tl.constexpr, POST_SHIFT: tl.constexpr, KEEPS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, POST_WIDE: tl.constexpr,
 ):  # fmt: skip
-    """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product; KEEPS: `kept` gets it.
+    """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product; KEEPS: `kept_x` gets it.
 
     ACT ≥ 0: the result is act(y). GATED: `w` has gates above as many neurons; see `hidden_layer`.
     ADDS: it times `factor` is added to `residual`. POST is the KIND of a norm of the whole row
@@ -170,7 +170,7 @@ def row_kernel(
             one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
         one = one.to(narrow).to(tl.float32)  # rounded like a product's input
         if KEEPS:
-            tl.store(kept + m * columns + at, one.to(narrow), there & (tl.program_id(0) == 0))
+            tl.store(kept_x + m * columns + at, one.to(narrow), there & (tl.program_id(0) == 0))
         both = (n[:, None] < outputs) & there[None, :]
         sums, ups = accumulated(sums, ups, one, w + at[None, :], rows, below, both, GATED)
     y = tl.sum(sums, 1)
@@ -222,7 +222,7 @@ def product(
     tensors = w_D, b_D, w_NK, bias_N, residual_MN, w_N, b_N
     row_kernel[(triton.cdiv(outputs, ROWS), rows)](
         x_MK.contiguous(), *(x_MK if one is None else one for one in tensors),
-        _done(x_MK.device, rows) if post else x_MK, x_MK if kept_MK is None else kept_MK, y_MN,
+        done(x_MK.device, rows) if post else x_MK, x_MK if kept_MK is None else kept_MK, y_MN,
         columns, outputs, w_NK.stride(0), eps, offset, numbers[0], numbers[2], factor, *clamp,
         KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None, BIAS=bias_N is not None,
         ADDS=residual_MN is not None, POST=numbers[1], POST_WEIGHTS=w_N is not None,
@@ -249,7 +249,7 @@ def _wide(columns: int) -> int:
 
 
 @cache
-def _done(device: torch.device, rows: int) -> Tensor:
+def done(device: torch.device, rows: int) -> Tensor:
     """How many programs of each row are done: 0 between kernels.
 
     Shared by all kernels of a device, which must not run concurrently. Allocated by the first call,
