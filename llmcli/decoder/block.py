@@ -103,9 +103,8 @@ class Branch:
         unseen = x_BTD.is_cuda and not step.observed
         if isinstance(part, Experts) and self.post_norm is not None:
             return False
-        return unseen and isinstance(part, Attention | Mlp | GatedMlp | Experts) and (
-            part.fuses(x_BTD)
-        )
+        fusable = isinstance(part, Attention | Mlp | GatedMlp | Experts | Ple)
+        return unseen and fusable and part.fuses(x_BTD)
 
     def fused(
         self, x_BTD: Tensor, state: LayerState, step: Step, norm: Norm | None, stream_BTD: Tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import Window
+from llmcli.config.attention import QueryGrowth, Window
 from llmcli.config.experts import RoutingConfig
 from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.kernels import native
@@ -206,16 +206,17 @@ def enters(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
 
 
 def enter(
-    x_B1N: Tensor, heads: int, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *,
-    dtype: torch.dtype, norms: Sequence[Norm], tables_CR: tuple[Tensor, Tensor] | None,
+    x_B1N: Tensor, heads: tuple[int, int, int], caches: tuple[Tensor, Tensor], starts_B: Tensor, *,
+    dtype: torch.dtype, norms: Sequence[Norm | None], tables_CR: tuple[Tensor, Tensor] | None,
+    growth: QueryGrowth | None,
 ) -> Tensor:  # fmt: skip
     """Queries `[B, H, 1, d]` as they enter the scores; their keys and values are then in the cache.
 
-    Rounded as by `ops.norm`, `ops.rope` and casts.
+    Rounded as by `ops.norm`, `ops.rope` and casts; see `kernels.triton.heads.enter`.
     """
     out: Tensor = kernels().enter(
-        x_B1N.squeeze(1), heads, k_BKCd, v_BKCe, starts_B, dtype=dtype, norms=norms,
-        tables_CR=tables_CR,
+        x_B1N.squeeze(1), heads, caches, starts_B, dtype=dtype, norms=norms, tables_CR=tables_CR,
+        growth=growth,
     )  # fmt: skip
     return out
 

@@ -194,20 +194,34 @@ def normalize(x, norm, out, onto=None):
     return y if onto is None else y * onto[1] + onto[0].view(y.shape)
 
 
-def enter(x, heads, k, v, starts_B, *, dtype, norms, tables_CR):
-    _, kv_heads, _, size = k.shape
-    sizes = heads * size, kv_heads * size, kv_heads * v.shape[3]
-    parts = zip(x[:, : sum(sizes)].split(sizes, 1), (heads, kv_heads, kv_heads), strict=True)
-    q, keys, values = (one.unflatten(1, (1, number, -1)) for one, number in parts)
-    assert all(kind == 1 for *_, kind, _ in norms)
-    if norms:
-        q, keys = (normalize(one, norm, dtype) for one, norm in zip((q, keys), norms, strict=True))
+def enter(x, heads, caches, starts_B, *, dtype, norms, tables_CR, growth):
+    (k, v), rows = caches, torch.arange(len(x))
+    sizes = k.shape[3], k.shape[3], v.shape[3]
+    widths = [number * size for number, size in zip(heads, sizes, strict=True)]
+    q, keys, values = (
+        one.unflatten(1, (1, number, size)) for one, number, size
+        in zip(x[:, : sum(widths)].split(widths, 1), heads, sizes, strict=True)
+    )  # fmt: skip
+    values = values if heads[2] else keys
+
+    def normed(one, norm):
+        if norm is None or not one.numel():
+            return one
+        joined = norm[0] is not None and norm[0].numel() > one.shape[3]
+        return normalize(one.flatten(2) if joined else one, norm, dtype).view(one.shape)
+
+    q, keys, values = map(normed, (q, keys, values), norms)
     if tables_CR is not None:
         tables = [table[starts_B, None, None] for table in tables_CR]
         q, keys = rotate(q, *tables), rotate(keys, *tables)
-    rows = torch.arange(len(x))
-    k[rows, :, starts_B], v[rows, :, starts_B] = keys[:, 0].to(k.dtype), values[:, 0].to(v.dtype)
-    return q.transpose(1, 2).to(dtype)
+    q = q.to(dtype)
+    if growth is not None:
+        factors = torch.tensor([growth.at(start) for start in starts_B.tolist()])
+        q = (q.float() * factors[:, None, None, None]).to(dtype)
+    if heads[1]:
+        k[rows, :, starts_B] = keys[:, 0].to(k.dtype)
+        v[rows, :, starts_B] = values[:, 0].to(v.dtype)
+    return q.transpose(1, 2)
 
 
 def expert_product(x, w, pairs, b, *, out, hidden, weight_P):
@@ -259,15 +273,17 @@ OWN = {
 SEVEN = (
     "llama", "qk norm", "gemma", "gpt2", "gpt2 with relu and a window", "biases and relu",
     "partial rotation", "wide values", "caps", "sinks", "layers that differ", "offset norms",
-    "norms after", "norms before and after", "parallel with one norm", "clamped gates",
+    "norms after", "norms before and after", "parallel with one norm", "clamped gates", "chunks",
+    "growing queries", "qk layer norm", "qk norm over the width", "values that are keys",
+    "values that are normalized keys", "keys and values of another layer",
 )  # fmt: skip
 MORE = {
-    "multipliers": 8, "blocks scaled by a parameter": 8, "one and three sublayers": 9, "chunks": 15,
+    "multipliers": 8, "blocks scaled by a parameter": 8, "one and three sublayers": 9,
+    "gated attention": 10, "embeddings for each layer": 18,
 }  # fmt: skip
 OTHERS = (
-    "gated attention", "clipped projections", "clipped after norms of heads",
-    "mamba-2", "latent attention", "keys and values of another layer",
-    "qk layer norm", "qk norm over the width", "longrope",
+    "clipped projections", "clipped after norms of heads", "mamba-2", "latent attention",
+    "longrope",
 )  # fmt: skip
 EXPERTS = {
     "experts": 10, "experts by groups": 12, "experts beside dense layers": 12,

@@ -26,13 +26,13 @@ ALIGNED = {f"{x}_{axis}" for x in "kv" for axis in "bhs"} | {"columns", "outputs
 NUMBERS = dict.fromkeys(
     (
         "scale", "cap", "eps", "offset", "post_eps", "post_offset", "factor", "least", "limit",
-        "plus",
+        "plus", "beta", "v_eps", "v_offset",
     ),
     "fp32",
 )
 FLOATS = {
     "sums", "most", "weight", "sinks", "norm_w", "norm_b", "post_w", "post_b", "residual", "b",
-    "q_w", "k_w", "cos", "sin", "logits", "y", "rest", "correction", "factors", "stream",
+    "q_w", "k_w", "v_w", "cos", "sin", "logits", "y", "rest", "correction", "factors", "stream",
 }  # fmt: skip
 PLAIN = {"x", "q", "k", "v", "bias", "out", "kept_x", "gate"}
 SIZES = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
@@ -77,9 +77,12 @@ KERNELS = [
     ),
     *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(ACTIVATIONS))),
     *(
-        (heads.heads_kernel, {"H": 32, "K": 8, "D": size, "E": size, "R": rotated, "NORM": norm,
-                              "WEIGHTS": norm, "SIZE": size})
-        for size, rotated, norm in ((128, 128, False), (128, 64, True), (256, 0, True))
+        (heads.heads_kernel, {
+            "H": 32, "K": 8, "V": 8 - size // 32, "D": size, "E": size, "R": rotated, "KIND": kind,
+            "WEIGHTS": kind > 0, "JOINED": size == 128, "V_KIND": kind, "V_WEIGHTS": kind == 2,
+            "GROWS": kind == 1, "SIZE": size,
+        })
+        for size, rotated, kind in ((128, 128, 0), (128, 64, 1), (256, 0, 2))
     ),
     *(
         (packed.packed_kernel, {"BIAS": True, "ROUTED": routed, "ROW": routed,
@@ -114,7 +117,7 @@ def type_of(kernel, constants, name, narrow):
         return "*fp64" if name == "sums" else "*fp32"
     if name in FLOATS or (name == "out" and constants.get("ADDS")):
         return "*fp32"
-    if name == "x" and (constants.get("KIND") or constants.get("NORM")):
+    if name == "x" and (constants.get("KIND")):
         return "*fp32"
     if name == "done":
         return "*i32"

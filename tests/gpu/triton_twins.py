@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tensors import HALVES, drawn
 
-from llmcli.config.attention import Chunk
+from llmcli.config.attention import Chunk, QueryGrowth
 from llmcli.config.experts import ExpertGroups, RoutingConfig
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import ACTIVATIONS, GateClamp, MlpConfig
@@ -179,45 +179,70 @@ def test_a_product_whose_row_is_normalized_and_added(rows, outputs, columns, kin
 
 
 @dtypes
-@pytest.mark.parametrize("norms", [None, "weightless", "offset"])
-@pytest.mark.parametrize("rotated", [0, 6, 12])
-@pytest.mark.parametrize("wide", [False, True])
-def test_heads_enter_the_scores_and_the_cache(norms, rotated, wide, dtype):
+@pytest.mark.parametrize(("rotated", "growth", "wide"), [
+    (0, None, True), (6, QueryGrowth(beta=0.5, original=3, first=1), False), (12, None, True),
+])  # fmt: skip
+@pytest.mark.parametrize(("norms", "kind"), [
+    (None, "plain"), ("offset", "plain"), ("joined", "plain"), ("weightless", "values with a norm"),
+    ("joined", "queries"), (None, "values that are keys"), ("layer", "values that are keys"),
+])
+def test_heads_enter_the_scores_and_the_cache(norms, rotated, growth, wide, kind, dtype):
     """Of 5, 2 and 2 heads; caches of 16 bits or wide, parts of larger ones; gates are behind."""
-    heads, kv_heads, size, values, slots, batch = 5, 2, 12, 7, 9, 3
-    x = drawn(batch, (heads + kv_heads) * size + kv_heads * values + 4, seed=1)
+    heads, kv_heads, size, slots, batch = 5, 2 * (kind != "queries"), 12, 9, 3
+    values = 12 if kind == "values that are keys" else 7
+    own_values = 0 if kind == "values that are keys" else kv_heads
+    x = drawn(batch, (heads + kv_heads) * size + own_values * values + 4, seed=1)
     x = x if norms else x.to(dtype)
     k, v = (
-        torch.zeros(batch, kv_heads, slots + 3, one, dtype=None if wide else torch.float16)
+        torch.zeros(batch, 2, slots + 3, one, dtype=None if wide else torch.float16)
         for one in (size, values)
     )
     starts = torch.tensor([0, 8, 3])
     tables = drawn(2, slots, rotated, seed=2).unbind() if rotated else None
     w, offset = [None, None], float(norms == "offset")
-    if offset:
-        w = [drawn(size, seed=3), drawn(size, seed=4)]
-    given = [(one, None, 1e-5, 1, offset) for one in w] if norms else []
+    if norms in ("offset", "joined", "layer"):
+        joined = norms == "joined"
+        w = [drawn(size * (one if joined else 1), seed=3) for one in (heads, max(kv_heads, 1))]
+    given = [(one, None, 1e-5, 1 + (norms == "layer"), offset) if norms else None for one in w]
+    given += {
+        "plain": [None], "queries": [None], "values that are keys": [(None, None, 1e-3, 1, 0.0)],
+        "values with a norm": [(drawn(values, seed=5), None, 1e-3, 1, 0.5)],
+    }[kind]  # fmt: skip
+
+    def normed(one, norm):
+        if norm is None or not one.numel():
+            return one
+        own, _, eps, kind, offset = norm
+        rows = one.flatten(2) if own is not None and len(own) > one.shape[3] else one
+        if kind == 2:
+            return layer_norm(rows, own, None, eps, dtype).view(one.shape)
+        return rms_norm(rows, own, eps, dtype, offset=offset).view(one.shape)
+
     q = enter(
-        x, heads, k[:, :, :slots], v[:, :, :slots], starts, dtype=dtype, norms=given,
-        tables_CR=tables,
+        x, (heads, kv_heads, own_values), (k[:, :, :slots], v[:, :, :slots]), starts, dtype=dtype,
+        norms=given, tables_CR=tables, growth=growth,
     )  # fmt: skip
-    split = x.split([heads * size, kv_heads * size, kv_heads * values, 4], 1)
-    both = [one.unflatten(1, (1, -1, size)) for one in split[:2]]
-    if norms:
-        pairs = zip(both, w, strict=True)
-        both = [rms_norm(one, own, 1e-5, dtype, offset=offset) for one, own in pairs]
+    split = x.split([heads * size, kv_heads * size, own_values * values, 4], 1)
+    every = [one.unflatten(1, (1, -1, size)) for one in split[:2]]
+    every.append(split[2].unflatten(1, (1, -1, values)) if own_values else every[1])
+    every = [normed(*one) for one in zip(every, given, strict=True)]
     if rotated:
-        both = [rotate(one, *(table[starts, None, None] for table in tables)) for one in both]
-    want = both[0].transpose(1, 2), both[1][:, 0], split[2].unflatten(1, (-1, values))
+        at_starts = [table[starts, None, None] for table in tables]
+        every[:2] = [rotate(one, *at_starts) for one in every[:2]]
+    if growth is not None:
+        grown = torch.tensor([growth.at(start) for start in starts.tolist()])
+        every[0] = (every[0].float() * grown[:, None, None, None]).to(dtype)
+    want = every[0].transpose(1, 2)
     at = torch.arange(batch)
     stored = dtype if wide else torch.float16
-    near(q, want[0], dtype)
-    assert dtype == torch.float32 or (q == want[0]).float().mean() > 0.9  # rounded where they are
-    near(k[at, :, starts], want[1], stored)
-    near(v[at, :, starts], want[2], stored)
+    near(q, want, dtype)
+    assert dtype == torch.float32 or (q == want).float().mean() > 0.9  # rounded where they are
     assert q.shape == (batch, heads, 1, size)
     assert q.dtype == dtype
-    k[at, :, starts], v[at, :, starts] = 0, 0
+    if kv_heads:
+        near(k[at, :, starts], every[1][:, 0], stored)
+        near(v[at, :, starts], every[2][:, 0], stored)
+        k[at, :, starts], v[at, :, starts] = 0, 0
     assert not k.any()
     assert not v.any()
 
