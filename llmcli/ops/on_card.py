@@ -202,7 +202,7 @@ def normalize(
 
 def enters(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether kernels write keys and values computed from `x` into this cache, or read them."""
-    return _reads(x, k_BKCd, v_BKCe) and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
+    return _reads(x, k_BKCd, v_BKCe) and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= 2 * _MOST_SIZE
 
 
 def enter(

@@ -10,7 +10,6 @@ pairs are `[B, K, T, …]`, with the expert's rank as an axis like heads.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from llmcli.config.experts import ExpertsConfig, SharedConfig
@@ -67,7 +66,7 @@ class Experts:
         """`[B, T, D]` → `[B, T, D]` in at least float32; a router norm reads `stream`."""
         p, reads_BTD = self.name, x_BTD
         if fused is not None:
-            x_BTD = torch.empty_like(reads_BTD, dtype=self.router.dtype)
+            x_BTD = reads_BTD.new_empty(reads_BTD.shape, dtype=self.router.dtype)
             logits_BTE = self.router.fused(reads_BTD, norm=fused.norm, wide=True, kept=x_BTD)
         else:
             if self.norm is not None:

@@ -157,6 +157,14 @@ def test_heads_have_the_sizes_that_fit_shared_memory(capability, sizes, dtype, t
         assert on_card.attends(k[:, :, :1], k, v) == taken
 
 
+def test_routers_that_a_kernel_takes(monkeypatch):
+    monkeypatch.setattr(on_card, "kernels", SimpleNamespace)
+    with Card():
+        x = torch.zeros(1, 1, 1025, device="cuda")
+        rows = x[..., :1024], x, x[..., :9].bfloat16(), x[..., :9].double()
+        assert [*map(on_card.routes, rows)] == [True, False, False, False]
+
+
 def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
     assert q.dtype == k.dtype
     mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)
