@@ -79,7 +79,8 @@ KERNELS = [
     *(
         (heads.heads_kernel, {
             "H": 32, "K": 8, "V": 8 * (size < 256), "D": size, "E": size, "R": rotated,
-            "KIND": kind, "WEIGHTS": kind > 0, "JOINED": size == 128, "V_KIND": kind, "V_WEIGHTS": kind == 2,
+            "KIND": kind, "WEIGHTS": kind > 0, "JOINED": size == 128, "V_KIND": kind,
+            "V_WEIGHTS": kind == 2,
             "GROWS": kind == 1, "SIZE": size,
         })
         for size, rotated, kind in ((128, 128, 0), (128, 64, 1), (256, 0, 2), (512, 128, 1))
