@@ -86,8 +86,7 @@ def choose(
 
     The best token survives every filter. A best score that is not finite means that the row's
     logits have NaN, +inf, or only -inf, and its token is invalid. Float32 logits on a CPU use our
-    kernel, and on a GPU, with a small top-k, a Triton kernel if it is on: it rounds scores with
-    penalties to float32.
+    kernel, and on a GPU Triton kernels if they are on: they round scores with penalties to float32.
     """
     if sampling.greedy:
         u = None
@@ -96,8 +95,9 @@ def choose(
     if compiled.takes(logits):
         return _by_kernel(logits, sampling, u, prompt_counts, output_counts)
     counts = prompt_counts, output_counts
-    k = 1 if u is None else min(sampling.top_k, logits.shape[-1])
-    if on_card.chooses(logits, k):
+    if on_card.chooses(logits):
+        kept = sampling.top_k or (logits.shape[-1] if sampling.top_p < 1 else 0)
+        k = 1 if u is None else min(kept, logits.shape[-1])
         reals = tuple(getattr(sampling, name) for name in _REALS)
         numbers = _copied(reals, torch.float64, logits.device)
         return on_card.choose(logits, k, numbers, u, *counts)

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import Window
-from llmcli.config.mlp import Activation
+from llmcli.config.attention import QueryGrowth, Window
+from llmcli.config.experts import RoutingConfig
 from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.kernels import native
 from llmcli.kernels.program import Pairs
 
 if TYPE_CHECKING:
-    from llmcli.kernels.triton.products import Norm, Onto
+    from llmcli.kernels.triton.products import Hidden, Norm, Onto
 
 SAMPLING = "sampling"  # the group of `choose`
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
-_MOST_TOKENS = 64  # kept by top-k: each takes a pass over the keys
+_MOST_EXPERTS = 1024  # of a program of one warp
 _MOST_LATENT = (576, 512)  # of queries and values in 16 bits, where shared memory suffices
 # Supported dtypes, and the allowed distance of logits from those by PyTorch's operations as a share
 # of their standard deviation. In 16 bits 8 ε: attention rounds its weights at another place, which
@@ -58,12 +58,20 @@ def kernels() -> Any:
 
 def _kernels() -> SimpleNamespace:
     """The functions of `kernels.triton`, by name."""
-    from llmcli.kernels.triton import attention, experts, heads, packed, products, sampling
+    from llmcli.kernels.triton import (
+        attention,
+        experts,
+        heads,
+        packed,
+        products,
+        routing,
+        sampling,
+    )
 
     made = (
         attention.attend_one, heads.enter, products.normalize, products.product,
         packed.packed_product, packed.routed_product, experts.expert_product,
-        experts.sum_experts, sampling.choose,
+        experts.sum_experts, routing.route, sampling.choose,
     )  # fmt: skip
     return SimpleNamespace(**{one.__name__: _launched(one) for one in made})
 
@@ -214,32 +222,36 @@ def normalizes(x: Tensor, w: Tensor | None) -> bool:
 
 def normalize(
     x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
-    centred: bool, offset: float,
+    centred: bool, offset: float, onto: tuple[Tensor, float] | None = None,
 ) -> Tensor:  # fmt: skip
-    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once."""
+    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once.
+
+    `onto`: times a factor it is added to a float32 stream.
+    """
     x_MD = x.reshape(-1, x.shape[-1])
     x_MD = x_MD if x_MD.stride(1) == 1 else x_MD.contiguous()
     norm = (w_D, b_D, eps, 2 if centred else 1, offset)
-    out: Tensor = kernels().normalize(x_MD, norm, dtype)
+    out: Tensor = kernels().normalize(x_MD, norm, dtype, onto)
     return out.view(x.shape)
 
 
 def enters(x: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether kernels write keys and values computed from `x` into this cache, or read them."""
-    return _reads(x, k_BKCd, v_BKCe) and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
+    return _reads(x, k_BKCd, v_BKCe) and max(k_BKCd.shape[3], v_BKCe.shape[3]) <= 2 * _MOST_SIZE
 
 
 def enter(
-    x_B1N: Tensor, heads: int, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *,
-    dtype: torch.dtype, norms: Sequence[Norm], tables_CR: tuple[Tensor, Tensor] | None,
+    x_B1N: Tensor, heads: tuple[int, int, int], caches: tuple[Tensor, Tensor], starts_B: Tensor, *,
+    dtype: torch.dtype, norms: Sequence[Norm | None], tables_CR: tuple[Tensor, Tensor] | None,
+    growth: QueryGrowth | None,
 ) -> Tensor:  # fmt: skip
     """Queries `[B, H, 1, d]` as they enter the scores; their keys and values are then in the cache.
 
-    Rounded as by `ops.norm`, `ops.rope` and casts.
+    Rounded as by `ops.norm`, `ops.rope` and casts; see `kernels.triton.heads.enter`.
     """
     out: Tensor = kernels().enter(
-        x_B1N.squeeze(1), heads, k_BKCd, v_BKCe, starts_B, dtype=dtype, norms=norms,
-        tables_CR=tables_CR,
+        x_B1N.squeeze(1), heads, caches, starts_B, dtype=dtype, norms=norms, tables_CR=tables_CR,
+        growth=growth,
     )  # fmt: skip
     return out
 
@@ -251,15 +263,15 @@ def multiplies(x: Tensor, w_NK: Tensor, inputs: torch.dtype | None = None) -> bo
 
 def product(
     x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype, *, norm: Norm | None = None,
-    gated: bool = False, activation: Activation | None = None, onto: Onto | None = None,
+    hidden: Hidden | None = None, onto: Onto | None = None, kept: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`X Wᵀ + b` in `dtype`, from float32 sums, and what is around it.
 
     See `kernels.triton.products.product`. That is rounded as by the separate operations.
     """
     out_MN: Tensor = kernels().product(
-        x.reshape(-1, x.shape[-1]), w_NK, b_N, out=dtype, norm=norm, gated=gated,
-        activation=activation, onto=onto,
+        x.reshape(-1, x.shape[-1]), w_NK, b_N, out=dtype, norm=norm, hidden=hidden, onto=onto,
+        kept_MK=kept,
     )  # fmt: skip
     return _shaped(out_MN, x)
 
@@ -286,6 +298,21 @@ def product_of_experts(
     return out
 
 
+def routes(logits_BTE: Tensor) -> bool:
+    """Whether a kernel supports the choice of these experts."""
+    few = logits_BTE.shape[-1] <= _MOST_EXPERTS
+    return few and takes(logits_BTE) and logits_BTE.dtype == torch.float32
+
+
+def route(
+    logits_BTE: Tensor, correction_E: Tensor | None, factors_E: Tensor | None,
+    routing: RoutingConfig,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`ops.routing.choose` and `weigh` of the scores of these logits, in one launch."""
+    chosen_BTK, weight_BTK = kernels().route(logits_BTE, correction_E, factors_E, routing)
+    return chosen_BTK, weight_BTK
+
+
 def multiplies_experts(x: Tensor, w_ENK: Tensor) -> bool:
     """Whether a kernel supports products of rows with these matrices, whose rows are contiguous."""
     return takes(x) and w_ENK.dtype in _TAKEN and w_ENK.stride(2) == 1
@@ -293,11 +320,14 @@ def multiplies_experts(x: Tensor, w_ENK: Tensor) -> bool:
 
 def product_of_dense_experts(
     x_MK: Tensor, w_ENK: Tensor, pairs: Pairs, bias_EN: Tensor | None, dtype: torch.dtype,
-    activation: Activation | None = None,
+    hidden: Hidden | None = None, weight_P: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`X Wᵀ + b` of pairs in `dtype`, from float32 sums; with an `activation` as in `product`."""
+    """`X Wᵀ + b` of pairs in `dtype`, from float32 sums; `hidden` as in `product`.
+
+    With a `weight` each pair's row of X is multiplied by it, and rounded.
+    """
     out: Tensor = kernels().expert_product(
-        x_MK, w_ENK, pairs, bias_EN, out=dtype, activation=activation
+        x_MK, w_ENK, pairs, bias_EN, out=dtype, hidden=hidden, weight_P=weight_P
     )
     return out
 
@@ -307,22 +337,28 @@ def sums_experts(y: Tensor) -> bool:
     return takes(y) and y.dtype == torch.float32
 
 
-def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> Tensor:
-    """`ops.routing.summed` in one launch."""
-    out: Tensor = kernels().sum_experts(y_BKTD, weight_BTK, z_BTD)
+def sum_experts(
+    y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None,
+    gate: tuple[Tensor, Tensor] | None = None, *, onto: Onto | None = None,
+) -> Tensor:  # fmt: skip
+    """`ops.routing.summed` in one launch, and what is around it.
+
+    See `kernels.triton.experts.sum_experts`.
+    """
+    out: Tensor = kernels().sum_experts(y_BKTD, weight_BTK, z_BTD, gate, onto=onto)
     return out
 
 
-def chooses(logits_BV: Tensor, k: int) -> bool:
-    """Whether `choose` supports a top-k of `k` tokens of these logits; 0 is off."""
-    return takes(logits_BV, SAMPLING) and 0 < k <= _MOST_TOKENS and logits_BV.stride(1) == 1
+def chooses(logits_BV: Tensor) -> bool:
+    """Whether `choose` supports these logits."""
+    return takes(logits_BV, SAMPLING) and logits_BV.stride(1) == 1
 
 
 def choose(
     logits_BV: Tensor, k: int, numbers: Tensor, u_B: Tensor | None, prompt_BV: Tensor | None,
     output_BV: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`engine.sampling.choose` with a top-k; see `kernels.triton.sampling.choose`."""
+    """`engine.sampling.choose`; see `kernels.triton.sampling.choose`."""
     ids_B, best_B = kernels().choose(logits_BV, k, numbers, u_B, prompt_BV, output_BV)
     return ids_B, best_B
 

@@ -221,10 +221,10 @@ class Card(TorchDispatchMode):
             args, kwargs = _mapped(_here, args), {k: _mapped(_here, v) for k, v in kwargs.items()}
             made = run(*args, **kwargs)
             if self._tape is not None:
-                self._tape.add(run, args, kwargs, [made])
+                self._tape.add(run, args, kwargs, _leaves(made))
                 self.calls.append((run.__name__, *map(_said, _leaves([*given, made]))))
                 self.launches += [run.__name__] * launches
-            return _wrapped(made, known)
+            return _mapped(lambda x: _wrapped(x, known), made)
 
         return call
 

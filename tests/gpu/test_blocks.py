@@ -77,7 +77,7 @@ def stand_ins(monkeypatch):
     made = SimpleNamespace(packed_product=packed_product, routed_product=routed_product)
     monkeypatch.setattr(on_card, "kernels", lambda: made)
     for name in ("attends", "enters", "multiplies", "multiplies_experts", "normalizes",
-                 "sums_experts"):  # fmt: skip
+                 "routes", "sums_experts"):  # fmt: skip
         monkeypatch.setattr(on_card, name, lambda *given: False)
 
 
