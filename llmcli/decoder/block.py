@@ -117,14 +117,8 @@ class Branch:
         added: Tensor = self.part(x_BTD, *before, step, fused)
         return added
 
-    def __call__(
-        self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor,
-        onto_BTD: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32.
-
-        Added to `onto_BTD`, if any.
-        """
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor) -> Tensor:
+        """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
         names, multiplier = self.names, self.names.config.multiplier
         if self.mixer is not None:
             out = self.mixer(x_BTD, state, step)
@@ -135,14 +129,12 @@ class Branch:
         if names.output != names.residual_update:
             out = step.emit(names.output, out)
         if self.post_norm is not None:
-            if onto_BTD is not None and self.post_norm.adds(out, step):
-                return self.post_norm.added(out, onto_BTD, multiplier)
             out = self.post_norm.observed(out, step)
-        if not self.adds_norm:
-            if multiplier != 1:
-                out = scale(out, multiplier)
-            out = step.emit(names.residual_update, out)
-        return out if onto_BTD is None else add(onto_BTD, out)
+        if self.adds_norm:
+            return out
+        if multiplier != 1:
+            out = scale(out, multiplier)
+        return step.emit(names.residual_update, out)
 
 
 class Block:
@@ -205,15 +197,13 @@ class Block:
                     # x is now normalized, also for branches that share the norm
                     x_BTD, reads, norm = reads, cast(reads, self.dtype), None
                     out_BTD = x_BTD if names.summed is None else None
-                out_BTD = branch(reads, state, step, x_BTD, out_BTD)
+                added_BTD = branch(reads, state, step, x_BTD)
+                out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
             assert out_BTD is not None
             if (summed := names.summed) is not None:
-                out_BTD, norm = step.emit(summed.sum, out_BTD), self.sum_norms[summed.sum]
-                if norm.adds(out_BTD, step):
-                    out_BTD = norm.added(out_BTD, x_BTD)
-                else:
-                    out_BTD = step.emit(names.residual_updates[0], norm.observed(out_BTD, step))
-                    out_BTD = add(x_BTD, out_BTD)
+                out_BTD = step.emit(summed.sum, out_BTD)
+                out_BTD = self.sum_norms[summed.sum].observed(out_BTD, step)
+                out_BTD = add(x_BTD, step.emit(names.residual_updates[0], out_BTD))
             if names is self.sublayers[-1][0]:
                 out_BTD = self._scaled(out_BTD)
             x_BTD = step.emit(names.stream_out, out_BTD)

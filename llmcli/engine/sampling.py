@@ -113,14 +113,20 @@ def choose(
     return chosen, best
 
 
-# By which a kernel is checked; many tokens remain to be drawn
+# By which kernels are checked: each path with many tokens that remain to be drawn
+_CHECKED = (
+    Sampling(temperature=0),
+    Sampling(temperature=4, top_k=0, top_p=0.5, min_p=0),
+    Sampling(temperature=4, top_k=0, top_p=1, min_p=0.3),
+    Sampling(temperature=4, top_k=65, min_p=0),
+)
 _EVERY_FILTER = Sampling(
     temperature=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
 )
 
 
 def check_kernel(vocab: int, device: torch.device) -> None:
-    """`on_card.check_choices` of random logits: greedy choices, and draws with every filter."""
+    """`on_card.check_choices` of random logits: greedily, and draws with few or many tokens."""
     if not on_card.checks_choices(device):
         return
     generator = torch.Generator().manual_seed(0)
@@ -129,9 +135,9 @@ def check_kernel(vocab: int, device: torch.device) -> None:
     u = torch.rand(4, generator=generator, dtype=torch.float64).to(device)
 
     def choices() -> Tensor:
-        greedy, _ = choose(logits, Sampling(temperature=0), None)
-        drawn, _ = choose(logits, _EVERY_FILTER, u, counts, counts)
-        return torch.cat((greedy, drawn))
+        found = [choose(logits, one, u) for one in _CHECKED]
+        found.append(choose(logits, _EVERY_FILTER, u, counts, counts))
+        return torch.cat([ids for ids, _ in found])
 
     on_card.check_choices(choices)
 

@@ -169,7 +169,8 @@ def checks_choices(device: torch.device) -> bool:
 
 def checks(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a decoder in `dtype` on `device` uses kernels, which must be checked."""
-    return device.type == "cuda" and dtype in _TAKEN and bool(native.triton())
+    used = set(native.triton()) - {SAMPLING}  # which `check_choices` compares
+    return device.type == "cuda" and dtype in _TAKEN and bool(used)
 
 
 def takes(x: Tensor, group: str = "products") -> bool:
@@ -222,16 +223,13 @@ def normalizes(x: Tensor, w: Tensor | None) -> bool:
 
 def normalize(
     x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
-    centred: bool, offset: float, onto: tuple[Tensor, float] | None = None,
+    centred: bool, offset: float,
 ) -> Tensor:  # fmt: skip
-    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once.
-
-    `onto`: times a factor it is added to a float32 stream.
-    """
+    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once."""
     x_MD = x.reshape(-1, x.shape[-1])
     x_MD = x_MD if x_MD.stride(1) == 1 else x_MD.contiguous()
     norm = (w_D, b_D, eps, 2 if centred else 1, offset)
-    out: Tensor = kernels().normalize(x_MD, norm, dtype, onto)
+    out: Tensor = kernels().normalize(x_MD, norm, dtype)
     return out.view(x.shape)
 
 

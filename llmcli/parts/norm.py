@@ -10,7 +10,6 @@ from torch import Tensor
 from llmcli.config.norm import NormConfig
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
-from llmcli.ops import on_card
 from llmcli.ops.norm import layer_norm, layer_scale, rms_norm, rms_scale
 
 if TYPE_CHECKING:
@@ -42,17 +41,6 @@ class Norm:
         """The arguments of a card's kernels."""
         kind = 1 if self.config.kind == "rms" else 2
         return self.w, self.b, self.config.eps, kind, self.config.offset
-
-    def adds(self, x: Tensor, step: Step) -> bool:
-        """Whether `added` supports `x`: on a card, if nothing is observed."""
-        return x.is_cuda and not step.observed and on_card.normalizes(x, self.w)
-
-    def added(self, x: Tensor, stream: Tensor, factor: float = 1.0) -> Tensor:
-        """The norm of `x` times `factor`, added to a float32 stream in one launch."""
-        w, b, eps, kind, offset = self.fused
-        return on_card.normalize(
-            x, w, b, eps, torch.float32, centred=kind == 2, offset=offset, onto=(stream, factor)
-        )
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
         """Normalize `x`, and emit `{name}.scale` (recomputed, for a tap only) and `{name}.out`.

@@ -18,8 +18,7 @@ DEFAULT = SAMPLINGS["default"]
     ("fault", "why"),
     [
         (None, ""),
-        ("greedy", "their tokens differ from PyTorch's"),
-        ("draws", "their tokens differ from PyTorch's"),
+        *((kept, "their tokens differ from PyTorch's") for kept in (1, 900, 0, 65, 40)),
         ("launch", "`choose` failed: no kernel image"),
     ],
 )
@@ -31,7 +30,7 @@ def test_only_sampling_is_off_if_its_kernel_is_wrong(card, fault, why, monkeypat
         if fault == "launch":
             raise RuntimeError("no kernel image\nfor this device")
         ids, best = card.choose(logits, k, numbers, u, *counts)
-        return ids + (fault == ("greedy" if u is None else "draws")), best
+        return ids + (fault == k), best
 
     calls, notes = [], []
     native.TRITON_STATE.warn = notes.append
@@ -47,7 +46,7 @@ def test_only_sampling_is_off_if_its_kernel_is_wrong(card, fault, why, monkeypat
     ]
     assert drawn[3:6] == drawn[6:]
     assert len(calls) - checked == (0 if why else 3)
-    assert calls[:2] == ([1] if fault == "launch" else [1, 40])
+    assert calls[:5] == ([1] if fault == "launch" else [1, 900, 0, 65, 40])
     assert notes == [f"Triton's kernels for sampling are off: {why}"] * bool(why)
     kept = "attention, products, packed"
     status = f"{kept} (checked when a model is loaded); sampling off ({why})"
@@ -56,6 +55,12 @@ def test_only_sampling_is_off_if_its_kernel_is_wrong(card, fault, why, monkeypat
     assert native.triton_status() == status
     native.TRITON_STATE.off = "wrong"
     assert native.triton() == ()
+
+
+@pytest.mark.parametrize(("groups", "checks"), [("sampling", False), ("sampling,packed", True)])
+def test_a_decoder_is_not_checked_for_sampling_alone(card, groups, checks, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(native, "triton", lambda: tuple(groups.split(",")))
+    assert on_card.checks(torch.device("cuda"), torch.float32) == checks
 
 
 def test_a_guess_waits_for_its_token_alone(card):  # noqa: F811

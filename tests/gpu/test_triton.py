@@ -193,13 +193,11 @@ def product(x, w, b, *, out, norm, hidden, onto, kept_MK):
     return y.to(out)
 
 
-def normalize(x, norm, out, onto=None):
+def normalize(x, norm, out):
     w, b, eps, kind, offset = norm
     if kind == 2:
-        y = layer_norm(x, w, b, eps, out, offset=offset)
-    else:
-        y = rms_norm(x, w, eps, out, offset=offset)
-    return y if onto is None else y * onto[1] + onto[0].view(y.shape)
+        return layer_norm(x, w, b, eps, out, offset=offset)
+    return rms_norm(x, w, eps, out, offset=offset)
 
 
 def enter(x, heads, caches, starts_B, *, dtype, norms, tables_CR, growth):
@@ -287,7 +285,7 @@ SEVEN = (
 )  # fmt: skip
 MORE = {
     "multipliers": 8, "blocks scaled by a parameter": 8, "one and three sublayers": 9,
-    "gated attention": 10, "embeddings for each layer": 18,
+    "gated attention": 10, "embeddings for each layer": 19,
 }  # fmt: skip
 OTHERS = (
     "clipped projections", "clipped after norms of heads", "mamba-2", "latent attention",
@@ -296,8 +294,8 @@ OTHERS = (
 EXPERTS = {
     "experts": 10, "experts by groups": 12, "experts beside dense layers": 12,
     "weighted inputs of experts": 12, "experts with biases and clamped gates": 10,
-    "experts without gates, alone in their blocks": 7, "experts after the choice": 12,
-    "experts beside the feed-forward": 19,
+    "experts without gates, alone in their blocks": 7, "experts after the choice": 14,
+    "experts beside the feed-forward": 21,
 }  # fmt: skip
 # the most launches of a layer, if all its parts have kernels
 LAUNCHES = dict.fromkeys(SEVEN, 7) | MORE | EXPERTS | dict.fromkeys(OTHERS)

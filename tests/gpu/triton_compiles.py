@@ -70,9 +70,7 @@ KERNELS = [
         (products.row_kernel, {**ADDED, "POST": kind, "POST_SHIFT": kind == 2}) for kind in (1, 2)
     ),
     *(
-        (products.norm_kernel, {
-            "KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "ADDS": kind == 2, "COLUMNS": 4096,
-        })
+        (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 4096})
         for kind in (1, 2)
     ),
     *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(ACTIVATIONS))),

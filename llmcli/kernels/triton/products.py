@@ -89,11 +89,10 @@ def normed(one, mean, inverse, w, b, at, there, offset, WEIGHTS: tl.constexpr, S
 
 @triton.jit
 def norm_kernel(
-    x, w, b, residual, out, columns, x_row, eps, offset, factor,
-    KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, ADDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    x, w, b, out, columns, x_row, eps, offset,
+    KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Normalize one row; KIND and ADDS as in `row_kernel`."""
+    """Normalize one row; KIND as in `row_kernel`."""
     m = tl.program_id(0).to(tl.int64)
     x += m * x_row
     mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
@@ -102,26 +101,18 @@ def norm_kernel(
         there = at < columns
         one = tl.load(x + at, there, 0.0).to(tl.float32)
         one = normed(one, mean, inverse, w, b, at, there, offset, WEIGHTS, SHIFT)
-        if ADDS:
-            one = one * factor + tl.load(residual + m * columns + at, there, 0.0)
         tl.store(out + m * columns + at, one.to(out.dtype.element_ty), there)
 
 
-def normalize(
-    x_MD: Tensor, norm: Norm, out: torch.dtype, onto: tuple[Tensor, float] | None = None
-) -> Tensor:
-    """`ops.norm.rms_norm` and `layer_norm` of contiguous rows `[M, D]`, in dtype `out`.
-
-    `onto`: times a factor they are added to a float32 stream `[…, D]`.
-    """
+def normalize(x_MD: Tensor, norm: Norm, out: torch.dtype) -> Tensor:
+    """`ops.norm.rms_norm` and `layer_norm` of contiguous rows `[M, D]`, in dtype `out`."""
     rows, columns = x_MD.shape
     w_D, b_D, eps, kind, offset = norm
     y_MD = torch.empty(rows, columns, device=x_MD.device, dtype=out)
     norm_kernel[(rows,)](
-        x_MD, *(x_MD if one is None else one for one in (w_D, b_D)),
-        x_MD if onto is None else onto[0].contiguous(), y_MD, columns, x_MD.stride(0), eps, offset,
-        1.0 if onto is None else onto[1], KIND=kind, WEIGHTS=w_D is not None,
-        SHIFT=b_D is not None, ADDS=onto is not None, COLUMNS=_wide(columns),
+        x_MD, *(x_MD if one is None else one for one in (w_D, b_D)), y_MD, columns,
+        x_MD.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
+        COLUMNS=_wide(columns),
     )  # fmt: skip
     return y_MD
 

@@ -134,7 +134,6 @@ def score_kernel(
     score = penalized(
         logits, prompt, output, numbers, row, id, there, vocab, logits_row, PROMPT, OUTPUT, BLOCK
     )
-    score = tl.where(score == 0, 0.0, score)  # -0.0 equals 0.0 in every order
     tl.store(scores + row * vocab + id, score, there)
     best = tl.max(tl.where(there, score, float("-inf")), 0)
     tl.store(most + row * tl.num_programs(0) + tl.program_id(0), best)
@@ -227,7 +226,8 @@ def choose(
     Top-k keeps `k` tokens, at most V; 0: neither top-k nor top-p drops any. `numbers`, float64, are
     temperature, top-p, min-p, and the repetition, presence and frequency penalties. Without `u_B`
     the best token is chosen. Scores are float64 until they have penalties and float32 from then on,
-    weights are float64. Two launches, with more than `MOST` tokens four, one of which sorts.
+    weights are float64. Two launches; with more than `MOST` tokens three and PyTorch's sort, which
+    is itself several on a card.
     """
     (batch, vocab), device = logits_BV.shape, logits_BV.device
     blocks, few = triton.cdiv(vocab, BLOCK), 0 < k <= MOST

@@ -18,6 +18,7 @@ from rates import BEGIN, CARD, DEVICE, LIMIT, say
 
 from llmcli.commands.selftest.measure.arithmetic import random_blocks
 from llmcli.config.formats import ON_CARD
+from llmcli.config.mlp import MlpConfig
 from llmcli.engine.sampling import Sampling, choose
 from llmcli.kernels import native
 from llmcli.measure.ceilings import best_seconds, read_rate
@@ -31,6 +32,7 @@ from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import Dense
 from llmcli.weights.routes import ExpertAssignment
 
+SILU = MlpConfig(hidden=0, activation="silu", gated=True)
 B16, F32, SMALL = torch.bfloat16, torch.float32, 1 if CARD else 32
 COLD = 200 << 20 if CARD else 0  # bytes that are read in turns
 wrong = []
@@ -83,7 +85,7 @@ def compared(name, call, nbytes, *makes, exact=None):
 
 def gated(x, w):
     if on_card.multiplies(x, w):
-        return on_card.product(x, w, None, x.dtype, gated=True, activation="silu")
+        return on_card.product(x, w, None, x.dtype, hidden=SILU)
     gate, up = F.linear(x, w).chunk(2, -1)
     return F.silu(gate) * up
 
@@ -106,8 +108,9 @@ def heads(x, w, cos, sin, k, v):
     """Norms of heads, rotation, keys and values in the cache."""
     at = torch.zeros(1, dtype=torch.long, device=DEVICE)
     if on_card.enters(x, k, v):
-        norms, tables = [(w, None, 1e-6, 1, 0.0)] * 2, (cos, sin)
-        return on_card.enter(x, 32, k, v, at, dtype=x.dtype, norms=norms, tables_CR=tables), k, v
+        how = {"norms": [(w, None, 1e-6, 1, 0.0)] * 2 + [None], "tables_CR": (cos, sin)}
+        q = on_card.enter(x, (32, 8, 8), (k, v), at, dtype=x.dtype, growth=None, **how)
+        return q, k, v
     qk, values = x.view(1, 1, 48, 128).split((40, 8), 2)
     q, keys = rotate(rms_norm(qk, w, 1e-6, x.dtype), cos[:, None], sin[:, None]).split((32, 8), 2)
     k.copy_(keys.transpose(1, 2))
