@@ -472,6 +472,7 @@ def test_they_are_checked_before_anything_is_computed(kernel, why, dtype, starte
     ("without", "steps", "why"),
     [
         (torch.nan, torch.nan, ""),
+        (1.0, 1.0, ""),
         (1.0, torch.nan, "their logits differ from PyTorch's by nan of their standard deviation"),
         (1.0, RuntimeError("illegal memory access"), "`a step` failed: illegal memory access"),
     ],
@@ -489,7 +490,7 @@ def test_numbers_that_are_not_finite_and_late_errors(without, steps, why, starte
     on_card.check(logits, torch.float32)
     assert native.TRITON_STATE.off.startswith(why)
     assert bool(native.TRITON_STATE.off) == len(started.notes) == bool(why)
-    assert not native.TRITON_STATE.checked
+    assert native.TRITON_STATE.checked == (without == steps)
 
 
 def test_a_kernel_that_fails_in_a_capture(started):

@@ -432,14 +432,17 @@ ROUTINGS = [  # experts, and their choice: of most models, and with fewer or mor
 
 @pytest.mark.parametrize(("experts", "options"), ROUTINGS, ids=str)
 def test_the_choice_of_experts(experts, options):
-    """Ties, equal zeros, and numbers that are not finite; corrections of both signs, factors."""
+    """Ties, equal zeros, numbers that are not finite, exponentials that are not normal numbers.
+
+    Corrections of both signs, factors.
+    """
     routing = RoutingConfig(**options)
     some = drawn(3, 4, experts, seed=experts) * 3
     some[1] = (some[1] / 3).round()
     some[1, 1:3] *= torch.tensor([[0.0], [200.0]])
     for number, one in enumerate((math.nan, -math.nan, math.inf, -math.inf)):
         some[2, number, number % experts] = one
-    some[0, 3] = -math.inf
+    some[0, 2], some[0, 3] = 5.0 * (torch.arange(experts) % 24) - 115, -math.inf
     scores = some
     if routing.scores != "softmax of the chosen":
         scores = share(some, sigmoid=routing.scores == "sigmoid")

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from rates import BEGIN, CARD, DEVICE, LIMIT, say
 
 from llmcli.commands.selftest.measure.arithmetic import random_blocks
+from llmcli.config.experts import RoutingConfig
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import MlpConfig
 from llmcli.engine.sampling import Sampling, choose
@@ -27,12 +28,14 @@ from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.linear import linear, linear_fp32_out
 from llmcli.ops.norm import rms_norm
 from llmcli.ops.rope import rotate
-from llmcli.ops.routing import summed
+from llmcli.ops.routing import choose as choose_experts
+from llmcli.ops.routing import share, summed, weigh
 from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import Dense
 from llmcli.weights.routes import ExpertAssignment
 
 SILU = MlpConfig(hidden=0, activation="silu", gated=True)
+ROUTING = RoutingConfig(chosen=8, renormalized=True)
 B16, F32, SMALL = torch.bfloat16, torch.float32, 1 if CARD else 32
 COLD = 200 << 20 if CARD else 0  # bytes that are read in turns
 wrong = []
@@ -118,6 +121,14 @@ def heads(x, w, cos, sin, k, v):
     return q, k, v
 
 
+def routed(logits):
+    if on_card.routes(logits):
+        return on_card.route(logits, None, None, ROUTING)
+    scores = share(logits, sigmoid=False)
+    chosen = choose_experts(scores, None, ROUTING)
+    return chosen, weigh(scores, chosen, ROUTING)
+
+
 torch.manual_seed(0)
 with torch.inference_mode():
     buffer = torch.randn(1 << 28 if CARD else 1 << 20, device=DEVICE)
@@ -144,6 +155,7 @@ with torch.inference_mode():
     routes = partial(ExpertAssignment.of, static=True)
     compared("experts", lambda x, w, ids: Dense(w).matmul_routed(x, routes(ids), None, wide=True),
              2 * chosen * n * k, drawn(1, k), lambda: w_ENK, ids)  # fmt: skip
+    compared("routing", routed, 4 * 128, drawn(1, 1, 128, dtype=F32, by=3))
     compared("sum of experts", lambda y, g: summed(y, g, None), 65536,
              drawn(1, 8, 1, 2048, dtype=F32), drawn(1, 1, 8, dtype=F32))  # fmt: skip
     for format in ON_CARD:
@@ -154,6 +166,7 @@ with torch.inference_mode():
         compared(format, partial(lambda x, w: w.matmul(x), x), weight.data.nbytes,
                  partial(deepcopy, weight), exact=exact)  # fmt: skip
     u = torch.full((1,), 0.4, device=DEVICE, dtype=torch.float64)
-    compared("sampling", lambda logits: choose(logits, Sampling(), u)[0], 4 * 128_256 // SMALL,
-             drawn(1, 128_256 // SMALL, dtype=F32, by=4))  # fmt: skip
+    for name, how in (("sampling", Sampling()), ("top-p alone", Sampling(top_k=0, min_p=0))):
+        compared(name, lambda logits, how=how: choose(logits, how, u)[0], 4 * 128_256 // SMALL,
+                 drawn(1, 128_256 // SMALL, dtype=F32, by=4))  # fmt: skip
 sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
