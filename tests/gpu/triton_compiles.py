@@ -94,7 +94,7 @@ KERNELS = [
     ),
     (sampling.weight_kernel, {"BLOCK": sampling.BLOCK}),
     *(
-        (sampling.pick_kernel, {"ORDERED": ordered, "N": 64, "BLOCK": sampling.BLOCK})
+        (sampling.pick_kernel, {"ORDERED": ordered, "N": 128, "BLOCK": sampling.BLOCK})
         for ordered in (False, True)
     ),
     *(

@@ -336,6 +336,7 @@ def next_tokens(logits, u, counts=(None, None), **options):
     (270, {"top_k": 0, "top_p": 0.7, "min_p": 0, "temperature": 3}), (256, {"top_k": 65}),
     (270, {"top_k": 200, "top_p": 0.9, "min_p": 0, "temperature": 9}), (96, {"top_k": 96}),
     (270, {"top_k": 0, "top_p": 1, "min_p": 0}), (270, {"top_k": 0, "top_p": 1, "min_p": 0.3}),
+    (270, {"top_k": 0, "top_p": 1, "min_p": 1}),
     (270, {"top_k": 130, "top_p": 1, "min_p": 0, "temperature": 5}),
     (256, {"top_k": 0, "top_p": 0.5}), (270, {"top_k": 0, "top_p": 1e-9, "temperature": 1e-300}),
 ], ids=str)  # fmt: skip
@@ -453,4 +454,4 @@ def test_the_choice_of_experts(experts, options):
         got, weight = route(some.mT.contiguous().mT, added, own, routing)
         assert torch.equal(got, chosen)
         want = weigh(scores, chosen, routing, own)
-        torch.testing.assert_close(weight, want, rtol=2e-6, atol=1e-30, equal_nan=True)
+        torch.testing.assert_close(weight, want, rtol=2e-6, atol=1e-20, equal_nan=True)

@@ -186,12 +186,12 @@ def pick_kernel(
         ordered += row * vocab
         count = (kept + BLOCK - 1) // BLOCK
         sum_N = tl.load(sums + row * count + n, n < count, 0.0)
-        before_N = tl.sum(tl.where(n[None, :] < n[:, None], sum_N[None, :], 0.0), 1)
         top_p = tl.load(numbers + 1)
         enough = tl.where(top_p < 1, top_p * tl.sum(sum_N, 0), float("inf"))
-        block = tl.max(tl.where((n < count) & (before_N < enough), n, 0), 0)
+        less_N = tl.cumsum(sum_N, 0) < enough
+        block = tl.minimum(tl.sum(less_N.to(tl.int32), 0), count - 1)
         _, w = weighed(ordered, block * BLOCK + i, kept, best, numbers)
-        upto = tl.sum(tl.where(n == block, before_N, 0.0), 0) + tl.cumsum(w, 0)
+        upto = tl.sum(tl.where(n < block, sum_N, 0.0), 0) + tl.cumsum(w, 0)
         # a token stays if those before it have not enough weight: the first always does
         more = tl.minimum(tl.sum((upto < enough).to(tl.int32), 0), BLOCK - 1)
         at = tl.minimum(block * BLOCK + more, kept - 1)
