@@ -123,9 +123,11 @@ def triton_status() -> str:
         return groups
     if TRITON_STATE.off:
         return f"off ({TRITON_STATE.off})"
-    checked = "checked" if TRITON_STATE.checked else "checked when a model is loaded"
-    words = [f"{', '.join(on)} ({checked})"] if (on := triton()) else []
-    words += [f"{group} off ({why})" for group, why in TRITON_STATE.groups_off.items()]
+    on, state = triton(), TRITON_STATE
+    done = state.choices_checked if on == ("sampling",) else state.checked
+    checked = "checked" if done else "checked when first used"
+    words = [f"{', '.join(on)} ({checked})"] if on else []
+    words += [f"{group} off ({why})" for group, why in state.groups_off.items()]
     return "; ".join(words)
 
 

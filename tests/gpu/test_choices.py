@@ -49,18 +49,21 @@ def test_only_sampling_is_off_if_its_kernel_is_wrong(card, fault, why, monkeypat
     assert calls[:5] == ([1] if fault == "launch" else [1, 900, 0, 65, 40])
     assert notes == [f"Triton's kernels for sampling are off: {why}"] * bool(why)
     kept = "attention, products, packed"
-    status = f"{kept} (checked when a model is loaded); sampling off ({why})"
+    status = f"{kept} (checked when first used); sampling off ({why})"
     if not why:
-        status = f"{kept}, sampling (checked when a model is loaded)"
+        status = f"{kept}, sampling (checked when first used)"
     assert native.triton_status() == status
     native.TRITON_STATE.off = "wrong"
     assert native.triton() == ()
 
 
 @pytest.mark.parametrize(("groups", "checks"), [("sampling", False), ("sampling,packed", True)])
-def test_a_decoder_is_not_checked_for_sampling_alone(card, groups, checks, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(native, "triton", lambda: tuple(groups.split(",")))
+def test_a_decoder_is_not_checked_for_sampling_alone(card, groups, checks):  # noqa: F811
+    native._groups = lambda: tuple(groups.split(","))  # until the card is gone
     assert on_card.checks(torch.device("cuda"), torch.float32) == checks
+    native.TRITON_STATE.choices_checked = True
+    when = "checked when first used" if checks else "checked"
+    assert native.triton_status() == f"{groups.replace(',', ', ')} ({when})"
 
 
 def test_a_guess_waits_for_its_token_alone(card):  # noqa: F811

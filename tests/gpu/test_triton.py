@@ -63,14 +63,14 @@ def test_twins_and_targets(file, interpreted, tmp_path):
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
 
 
-ALL = "attention, products, packed, sampling (checked when a model is loaded)"
+ALL = "attention, products, packed, sampling (checked when first used)"
 SWITCHES = [
     ("", "", "", ALL),
     ("", "", "no C compiler", "no C compiler"),
     ("off", "", "", "off"),
     ("", "off", "", "off"),
-    ("packed", "portable", "", "packed (checked when a model is loaded)"),
-    ("products, attention", "", "", "products, attention (checked when a model is loaded)"),
+    ("packed", "portable", "", "packed (checked when first used)"),
+    ("products, attention", "", "", "products, attention (checked when first used)"),
     ("", "triton", "", UsageError("is not a level", hint="LLMCLI_TRITON selects them")),
     ("fast", "off", "", UsageError("`LLMCLI_TRITON=fast` does not name groups")),
     ("fast", "", "", UsageError("`LLMCLI_TRITON=fast` does not name groups of Triton's kernels")),
