@@ -188,7 +188,10 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
         names = chain(("ngram",) * ("ngram" in metavar), CATALOG, model_names())
         return "files", chain(names, _files(word, WEIGHTS, model=True))
     if name == "device":
-        return "words", ("auto", "cpu", "cuda", "mps")
+        joint = {"selftest": "", "bench": "/"}.get(command, ",")  # of devices that share layers
+        first = word[: word.rfind(joint) + 1] if joint else ""
+        lists = [f"{first or f'cuda{joint}'}cpu"] if joint else []
+        return "words", ("auto", "cpu", "cuda", *lists, "mps")
     if name in ("map", "metrics"):
         from llmcli.records.attention import METRICS
 
