@@ -252,6 +252,10 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
+    "weights": tuple(
+        Document(report=f"commands.weights.report:{report}", judged=True)
+        for report in ("WeightsReport", "SpectraReport", "HeadsReport", "CompositionReport")
+    ),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",
         rules=bad({"properties": {"rungs": {"contains": FAILED}}}),

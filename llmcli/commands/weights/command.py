@@ -1,0 +1,166 @@
+"""`llmcli weights`: norms, damage, spectra and circuits of the parameters, without a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmcli.errors import UsageError
+from llmcli.shell.inspection import Export, FileOptions, Inspection, parse_numbers
+from llmcli.shell.options import ModelOptions, ViewOutputOptions
+from llmcli.shell.params import arg, opt
+from llmcli.shell.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from llmcli.config.model import ModelConfig
+    from llmcli.model import Model
+    from llmcli.records.document import Checked
+
+FILES = ("json",)
+HINT = "fetch the file again; `llmcli load --check` compares it with its checksums"
+EPILOG = """
+Norms of every matrix by layer, outliers, and damage: what is not finite, rows of
+zeros, blocks and single numbers far from their row and columns. A damaged file
+exits 1. NAME decomposes matrices; --head shows a head's QK and OV circuits.
+
+Examples:
+
+  llmcli weights
+  llmcli weights blocks.5.mlp.W_down
+  llmcli weights "blocks.0-3.attn.W_*"
+  llmcli weights --layer 5 --head 2 --token " Paris"
+  llmcli weights --layer 5 --head 0-8
+  llmcli weights --composition --layer 0-9 -o composition.json
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsOptions(FileOptions):
+    """Which parameters or heads, and where the file goes."""
+
+    panel: ClassVar[str] = "Weights"
+    name: str | None = arg(
+        None, "[NAME]", "Parameters to decompose, such as blocks.5.attn.W_q or blocks.0-3.mlp.W_*."
+    )
+    layer: str | None = opt(
+        None, "--layer LAYERS", "Layers of the heads, such as 0,3-5,-1. [default: all]",
+        excludes=("NAME",),
+    )  # fmt: skip
+    head: str | None = opt(
+        None, "--head HEADS", "QK and OV circuits of heads of these layers, such as 2 or 0-3.",
+        excludes=("NAME",),
+    )  # fmt: skip
+    token: str | None = opt(
+        None,
+        "--token TOKEN",
+        'What the heads write and seek for a token, such as " Paris".',
+        needs=("--head",),
+    )
+    composition: bool = opt(
+        False,
+        "--composition",
+        "Which heads read what earlier ones write: Q-, K- and V-composition of all pairs.",
+        excludes=("NAME", "--head"),
+    )
+    save: str | None = opt(
+        None, "-o --output FILE", f"Also write the report to a file: {', '.join(FILES)}."
+    )
+    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses names, layers and heads that are not there, before the weights are read."""
+        if self.layer is not None and self.head is None and not self.composition:
+            raise UsageError(
+                "`--layer` chooses heads", hint="add `--head 0`, or name `blocks.0-3.*`"
+            )
+        self.names(config)
+        if self.head is not None or self.composition:
+            self.heads(config)
+
+    def names(self, config: ModelConfig) -> tuple[str, ...]:
+        """The parameters of NAME, none without one. Raises UsageError where none matches."""
+        from llmcli.families.sources import sources
+        from llmcli.graph.names import Names
+
+        if self.name is None:
+            return ()
+        return Names(config, sources(config)).select(self.name, ("parameter",))
+
+    def heads(self, config: ModelConfig) -> tuple[tuple[int, int], ...]:
+        """The chosen (layer, head), all heads of the layers without `--head`.
+
+        Raises UsageError for a layer without queries and keys.
+        """
+        from llmcli.graph.absent import absence_reason
+        from llmcli.graph.graph import graph
+        from llmcli.graph.ops import Mix
+
+        model, found = graph(config), list[tuple[int, int]]()
+        ops = {layer: node.op for layer, node in model.mixers.items()}
+        having = [at for at, op in ops.items() if isinstance(op, Mix) and model.score(op)]
+        chosen = having or [0]
+        if self.layer is not None:
+            chosen = sorted(parse_numbers(self.layer, len(config.layers), "--layer", "layers"))
+        for layer in chosen:
+            if layer not in having:
+                why = absence_reason(f"blocks.{layer}.attn.scores", config)
+                raise UsageError(
+                    f"layer {layer} has no heads of queries and keys: {why}",
+                    hint=f"`llmcli weights 'blocks.{layer}.*'` decomposes its matrices",
+                )
+            count = model.sizes(layer)["H"]
+            heads: Sequence[int] = range(count)
+            if self.head is not None:
+                heads = parse_numbers(self.head, count, "--head", "heads")
+            found += ((layer, head) for head in heads)
+        return tuple(found)
+
+    def token_of(self, model: Model) -> int | None:
+        """The id of `--token`. Raises UsageError for what is not one token."""
+        if self.token is None:
+            return None
+        if model.tokenizer is None:
+            raise UsageError("`--token` needs a tokenizer, which this model has not got")
+        ids = model.tokenizer.encode(self.token, add_bos=False)
+        if len(ids) != 1:
+            raise UsageError(
+                f"`--token {self.token}` is {len(ids)} tokens, not one",
+                hint='a word in a text begins with its space: `--token " Paris"`',
+            )
+        return ids[0]
+
+
+def command(weights: WeightsOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
+    """Parameters without a prompt: norms by layer, damaged tensors, spectra, heads' circuits.
+
+    The numbers are those that the model multiplies with, read from its own weights in their own
+    format. Checks: no parameter is damaged, every number is read once, products with them are the
+    model's own, Σσ² is the squared norm; otherwise the command exits 1.
+    """
+    look = Inspection("weights", weights, FILES, output)
+    loaded = look.load(model, weights.check, text=weights.token is not None)
+    look.plan({"json": Export()}, "name fewer parameters")
+    with Progress(look.out) as progress:
+        report, render = _measured(weights, loaded, progress)
+    look.present(lambda: render(report, look.title), report, "the report", hint=HINT)
+
+
+def _measured(
+    weights: WeightsOptions, model: Model, progress: Progress
+) -> tuple[Checked, Callable[[Any, str], RenderableType]]:
+    """The report that the options request, and its view."""
+    from llmcli.commands.weights import view
+    from llmcli.commands.weights.measure import circuits, tensors
+
+    if names := weights.names(model.config):
+        return tensors.measure_spectra(model, names, progress), view.render_spectra
+    if weights.head is None and not weights.composition:
+        return tensors.measure_weights(model, progress), view.render_weights
+    heads = weights.heads(model.config)
+    if weights.composition:
+        return circuits.measure_composition(model, heads, progress), view.render_composition
+    token = weights.token_of(model)
+    return circuits.measure_heads(model, heads, token, progress), view.render_heads
