@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmcli.records.document import Checked
 
 FILES = ("json",)
-HINT = "fetch the file again; `llmcli load --check` compares it with its checksums"
+HINT = "where a parameter is damaged, fetch the file again; otherwise this is a bug in llmcli"
 EPILOG = """
 Norms of every matrix by layer, outliers, and damage: what is not finite, rows of
 zeros, blocks and single numbers far from their row and columns. A damaged file

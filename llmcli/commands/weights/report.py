@@ -49,6 +49,7 @@ class Finding:
     block's scale, |w|, or the RMS of a row or column; `expected`: the same by the medians of its
     row and its columns. `places`: how many such ones the parameter has. `scales` as in
     `TensorRow`, `neighbours`: the median scales of the same matrix in the layers before and after.
+    `origin` of damage: the tensor in the file; its rows may be in another order.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Finding:
     places: int = 1
     scales: tuple[float, ...] | None = None
     neighbours: tuple[float, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,10 +45,10 @@ def render_weights(report: WeightsReport, title: str) -> RenderableType:
         (Column("shape", right=False, drop=5), lambda of: " × ".join(map(str, of[0].shape))),
         (Column("format", right=False, drop=4), lambda of: " + ".join({r.format: 0 for r in of})),
         (Column("RMS"), lambda of: number(float(np.median([row.rms for row in of])))),
-        (Column("least", drop=2), lambda of: _at(of, "rms", -1)),
+        (Column("least", drop=3), lambda of: _at(of, "rms", -1)),
         (Column("most", drop=1), lambda of: _at(of, "rms", 1)),
         (Column("largest |w|"), lambda of: _at(of, "largest", 1)),
-        (Column("stable rank", drop=3), lambda of: _ranks(of)),
+        (Column("stable rank", drop=2), lambda of: _ranks(of)),
     ]
     parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     if several:
@@ -61,7 +61,8 @@ def render_weights(report: WeightsReport, title: str) -> RenderableType:
         parts += [Text(), Text("outliers, as trained weights have", style=HEADING)]
         parts += (Line([_words(one)]) for one in report.outliers)
     parts += [Text()] * bool(report.damaged)
-    parts += (Marked(BAD, f"damaged: {_words(one)}", WRONG) for one in report.damaged)
+    damage = (f"damaged: {_words(one)}; {one.origin}" for one in report.damaged)
+    parts += (Marked(BAD, one_line(text), WRONG) for text in damage)
     return Group(*parts)
 
 

@@ -11,7 +11,7 @@ Axes: V tokens, D width, H heads, d size of a head's query and key, e of its val
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from llmcli.commands.weights.report import (
 )
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
-from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Project, Rotate, Score
+from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Project, Rotate
 from llmcli.model import Model
 from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
@@ -41,43 +41,53 @@ COMPOSED = 1e-5  # scores, whose products are float32
 MOST_FLOPS = 4e13  # of all pairs' compositions, minutes of a processor
 
 
+class Sites(NamedTuple):
+    """A layer's activations by name, queries for each of its heads of keys and values, and W_o."""
+
+    query: str
+    key: str
+    value: str
+    group: int
+    share: HeadShare
+
+
 class Circuits:
     """The factors of a model's heads, in float64."""
 
     def __init__(self, model: Model) -> None:
         self.model, self._graph = model, graph(model.config)
 
-    def heads(self, layer: int) -> int:
-        """Heads of queries."""
-        return self._graph.sizes(layer)["H"]
-
     def kv_head(self, layer: int, head: int) -> int:
         """The head of keys and values that a head reads."""
-        return head // self._mix(layer).group
+        return head // self._at(layer).group
 
     def query(self, layer: int, head: int) -> Tensor:
         """`[d, D]`: a head's query of the stream."""
-        return self._of(self._scores(layer).query, head)
+        return self._of(self._at(layer).query, head)
 
     def key(self, layer: int, head: int) -> Tensor:
         """`[d, D]`: the key that a head of queries reads."""
-        return self._of(self._scores(layer).key, self.kv_head(layer, head))
+        return self._of(self._at(layer).key, self.kv_head(layer, head))
 
     def value(self, layer: int, head: int) -> Tensor:
         """`[e, D]`: the value that a head of queries reads."""
-        return self._of(self._mix(layer).value, self.kv_head(layer, head))
+        return self._of(self._at(layer).value, self.kv_head(layer, head))
 
     def output(self, layer: int, head: int) -> Tensor:
         """`[D, e]`: what a head adds to the stream for its values, with the norm after it."""
-        m_eD, name = self._columns(layer, head).T, self._share(layer).whole
+        m_eD, name = self._columns(layer, head).T, self._at(layer).share.whole
         while (after := self._after(name)) is not None:
             name, op = after
             m_eD = self._normed(m_eD, op) if isinstance(op, Normalize) else m_eD * op.scale
         return m_eD.T
 
+    def factors(self, *at: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Query, key, value and output of the head `at`, (layer, head)."""
+        return self.query(*at), self.key(*at), self.value(*at), self.output(*at)
+
     def _columns(self, layer: int, head: int) -> Tensor:
         size = self._graph.sizes(layer)["dv"]
-        return self._dense(self._share(layer).weight)[:, head * size : (head + 1) * size]
+        return self._dense(self._at(layer).share.weight)[:, head * size : (head + 1) * size]
 
     def _after(self, name: str) -> tuple[str, Normalize | Add] | None:
         """The norm or factor of an activation that is not the stream yet."""
@@ -111,11 +121,11 @@ class Circuits:
 
     def own_output(self, layer: int, head: int, x_D: Tensor) -> Tensor:
         """`[D]`: what the decoder's own products with these weights make of `x_D`, by one head."""
-        mix, share = self._mix(layer), self._share(layer)
-        v_Ke = self._forward(mix.value, x_D).view(-1, self._graph.sizes(layer)["dv"])
-        z_He = torch.zeros(self.heads(layer), v_Ke.shape[1], dtype=torch.float64)
-        z_He[head] = v_Ke.repeat_interleave(mix.group, 0)[head]
-        return self._product(share.weight, z_He.flatten())
+        at = self._at(layer)
+        v_Ke = self._forward(at.value, x_D).view(-1, self._graph.sizes(layer)["dv"])
+        v_He = v_Ke.repeat_interleave(at.group, 0)
+        one_H1 = torch.arange(len(v_He)).unsqueeze(1) == head
+        return self._product(at.share.weight, (v_He * one_H1).flatten())
 
     def plain_output(self, layer: int, head: int, x_D: Tensor) -> Tensor:
         """`[D]`: the same by the circuit, before the norm after the heads."""
@@ -186,21 +196,15 @@ class Circuits:
         (matrix,) = Matrix.each(self.model.decoder.weight(name))
         return matrix.rows(0, matrix.shape[0])
 
-    def _mix(self, layer: int) -> Mix:
-        op = self._graph.mixers[layer].op
-        assert isinstance(op, Mix)
-        return op
-
-    def _scores(self, layer: int) -> Score:
-        score = self._graph.score(self._mix(layer))
+    def _at(self, layer: int) -> Sites:
+        """Raises KeyError for a layer without heads of queries and keys."""
+        mix = self._graph.mixers[layer].op
+        assert isinstance(mix, Mix)
+        score, nodes = self._graph.score(mix), self._graph.nodes.values()
         assert score is not None
-        return score
-
-    def _share(self, layer: int) -> HeadShare:
-        nodes = self._graph.nodes.values()
-        return next(
-            node.op for node in nodes if node.layer == layer and isinstance(node.op, HeadShare)
-        )
+        ops = (node.op for node in nodes if node.layer == layer)
+        share = next(op for op in ops if isinstance(op, HeadShare))
+        return Sites(score.query, score.key, mix.value, mix.group, share)
 
 
 def notes_of(model: Model, layers: Sequence[int]) -> tuple[str, ...]:
@@ -221,12 +225,12 @@ def measure_heads(
     x_D = circuits.embedded(slice(token or 0, (token or 0) + 1))[0]
     x_D = x_D / (x_D.square().mean().sqrt() or 1.0)
     off, norms = dict[str, float](), dict[str, float]()
-    factors = [[make(*at) for make in (
-        circuits.query, circuits.key, circuits.value, circuits.output)] for at in heads]
-    through = _through(circuits, [one[2:] for one in factors], progress)
-    for (layer, head), (q_dD, k_dD, v_eD, o_De), m_ee in zip(heads, factors, through, strict=True):
+    single = circuits.factors(*heads[0])[2:] if len(heads) == 1 else None
+    through = _through(circuits, single, progress)
+    for layer, head in heads:
+        q_dD, k_dD, v_eD, o_De = circuits.factors(layer, head)
+        eigen = torch.linalg.eigvals(through if single else v_eD @ through @ o_De)
         qk, ov = product_values(q_dD.T, k_dD), product_values(o_De, v_eD)
-        eigen = torch.linalg.eigvals(m_ee)
         own = circuits.own_output(layer, head, x_D)
         ours = circuits.plain_output(layer, head, x_D)
         name = f"{layer}.{head}"
@@ -272,21 +276,20 @@ def product_values(left: Tensor, right: Tensor) -> np.ndarray:
 
 
 def _through(
-    circuits: Circuits, factors: Sequence[Sequence[Tensor]], progress: Progress
-) -> list[Tensor]:
-    """`V W_E W_U O` of heads, `[e, e]`: the eigenvalues of `W_U O V W_E` other than 0."""
-    vocab = circuits.model.config.vocab
-    sums = [torch.zeros(len(v), len(v), dtype=torch.float64) for v, _ in factors]
-    many = sum(len(v) for v, _ in factors) > circuits.model.config.width
-    whole = torch.zeros(*[circuits.model.config.width] * 2, dtype=torch.float64)
+    circuits: Circuits, ends: tuple[Tensor, Tensor] | None, progress: Progress
+) -> Tensor:
+    """`W_E W_U` `[D, D]`, or `V W_E W_U O` `[e, e]` of the `ends` V and O of a head.
+
+    That has the eigenvalues of `W_U O V W_E` other than 0.
+    """
+    vocab, total = circuits.model.config.vocab, torch.zeros((), dtype=torch.float64)
     for part in circuits.parts():
         e_nD, u_nD = circuits.embedded(part), circuits.unembedded(part)
-        if many:
-            whole += e_nD.T @ u_nD
-        for at, (v_eD, o_De) in enumerate(() if many else factors):
-            sums[at] += (e_nD @ v_eD.T).T @ (u_nD @ o_De)
+        if ends is not None:
+            e_nD, u_nD = e_nD @ ends[0].T, u_nD @ ends[1]
+        total = total + e_nD.T @ u_nD
         progress("reading the vocabulary", part.stop, vocab)
-    return [v @ whole @ o for v, o in factors] if many else sums
+    return total
 
 
 def _preferences(
@@ -328,8 +331,7 @@ def measure_composition(
         outputs, sizes = list[Tensor](), [one.shape[1] for one in written]
         joined = torch.cat(written, 1) if written else None
         for at in own:
-            q, k, v, o = (make(layer, heads[at][1]) for make in (
-                circuits.query, circuits.key, circuits.value, circuits.output))
+            q, k, v, o = circuits.factors(*heads[at])
             r = {name: torch.linalg.qr(m).R for name, m in {"q": q.T, "k": k.T, "o": o}.items()}
             for kind, m_dD in enumerate((r["k"] @ q, r["q"] @ k, r["o"] @ v)):
                 if joined is not None:
@@ -370,9 +372,8 @@ def _composed(circuits: Circuits, pairs: Sequence[HeadPair], baseline: float) ->
         if pair is None:
             continue
         ov = circuits.output(*pair.source) @ circuits.value(*pair.source)
-        qk = circuits.query(*pair.into).T @ circuits.key(*pair.into)
-        second = circuits.output(*pair.into) @ circuits.value(*pair.into)
-        whole = {"Q": qk.T, "K": qk, "V": second}[kind]
+        q, k, v, o = circuits.factors(*pair.into)
+        whole = {"Q": k.T @ q, "K": q.T @ k, "V": o @ v}[kind]
         score = float((whole @ ov).norm() / (whole.norm() * ov.norm() or 1.0))
         name = f"{kind} of {pair.source} in {pair.into}"
         off[name] = abs(score - baseline - pair.score)

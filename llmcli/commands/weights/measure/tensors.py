@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from llmcli.commands.weights.report import (
 from llmcli.config.formats import FORMATS
 from llmcli.errors import NotFinite
 from llmcli.inspect.formulas import ROUNDINGS
-from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.kernel import layer_of, origin
 from llmcli.model import Model
 from llmcli.records.document import ViewCheck, zero_counts
 from llmcli.records.numbers import counted
@@ -74,20 +74,27 @@ class Matrix:
         return rows, columns
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Consecutive rows in float64 on the CPU."""
+        """Consecutive rows in float64 on the CPU; an expert is dequantized as a whole."""
         rows, columns = self.shape
-        step = max(1, AT_ONCE // columns)
+        step = max(1, AT_ONCE // columns) if len(self.weight.shape) == 2 else rows
         for first in range(0, rows, step):
-            yield self.rows(first, first + step)
+            yield from torch.split(self.rows(first, first + step), max(1, AT_ONCE // columns))
 
     def rows(self, first: int, stop: int) -> Tensor:
         """Those rows, `[n, K]`."""
-        if self.expert is None and len(self.weight.shape) == 2:
-            part = self.weight.dense(rows=slice(first, stop))
-        else:
-            own = slice(None) if self.expert is None else slice(self.expert, self.expert + 1)
-            part = self.weight.dense(rows=own).reshape(self.shape)[first:stop]
-        return part.to("cpu", torch.float64)
+        if len(self.weight.shape) == 2:
+            return _wide(self.weight.dense(rows=slice(first, stop)))
+        own = slice(None) if self.expert is None else slice(self.expert, self.expert + 1)
+        return _wide(self.weight.dense(rows=own).reshape(self.shape)[first:stop])
+
+
+class Facts(NamedTuple):
+    """Of one matrix, see `TensorRow`; `largest`: with its index."""
+
+    squares: float
+    largest: tuple[float, tuple[int, ...]]
+    scales: np.ndarray
+    stable_rank: float | None
 
 
 class Scan:
@@ -216,12 +223,15 @@ class Scan:
         yield self._found(name, "column", None, (column, column), *sizes)
         yield self._number(name, int(self.top_off_NR.argmax()))
 
-    def largest(self) -> tuple[float, tuple[int, ...]]:
-        """The largest |w| and its index."""
+    def facts(self) -> Facts:
+        """What is kept of it."""
         one = self._number("", int(self.top_NR.argmax()))
-        assert one.columns is not None
-        index = (one.expert, one.row, one.columns[0])
-        return one.value, tuple(at for at in index if at is not None)
+        index = (one.expert, one.row, *(one.columns or ())[:1])
+        scales = np.quantile(self.level_NR.numpy(), (0.01, 0.5, 0.99))
+        rank = None if len(self.matrix.weight.shape) == 1 else self._stable_rank()
+        return Facts(
+            self.squares, (one.value, tuple(n for n in index if n is not None)), scales, rank
+        )
 
     def _number(self, name: str, place: int, places: int = 1) -> Finding:
         """The largest of a block, counted row by row."""
@@ -241,7 +251,7 @@ class Scan:
             value=value, expected=expected, places=places,
         )  # fmt: skip
 
-    def stable_rank(self) -> float | None:
+    def _stable_rank(self) -> float | None:
         """‖W‖² / σ₁², σ₁ by 8 steps with 4 vectors; None where numbers are missing or overflow."""
         rows, columns = self.matrix.shape
         if self.bad or not 1e-30 < self.squares < 1e30:
@@ -263,28 +273,30 @@ class Scan:
 def measure_weights(model: Model, progress: Progress) -> WeightsReport:
     """Every parameter, with what is damaged in it and what is merely large.
 
-    Holds a matrix of `HELD` numbers at most, and two numbers of each block of a larger one.
+    Holds a matrix of `HELD` numbers at most, and three numbers of each block of a larger one.
     """
     decoder, total, seen = model.decoder, model.parameter_count, 0
     rows, damaged, outliers = dict[str, TensorRow](), list[Finding](), list[Finding]()
     off: dict[str, float] = {}
     for name in decoder.weight_names:
-        weight, scans = decoder.weight(name), list[Scan]()
+        weight, facts = decoder.weight(name), list[Facts]()
         input_1K = _input(weight) if len(weight.shape) == 2 else None
         read_K = None if input_1K is None else _wide(weight.quantized_input(input_1K))[0]
         for matrix in Matrix.each(weight):
             scan = Scan(matrix, read_K)
-            scans.append(scan)
+            facts.append(scan.facts())
             damaged += scan.damage(name)
             outliers += scan.extremes(name) if len(weight.shape) > 1 else ()
             seen += scan.seen
             progress("reading weights", seen, total)
         if input_1K is not None:
-            off[name] = _off_product(weight, input_1K, scans[0])
-        rows[name] = _row(name, weight, scans)
+            off[name] = _off_product(weight, input_1K, scan)
+        rows[name] = _row(name, weight, facts)
     ruined = {one.name for one in damaged}
     outliers = [one for one in outliers if one.name not in ruined and one.value > 4 * one.expected]
     outliers.sort(key=lambda one: -one.value / max(one.expected, LEAST))
+    numbers = [one for one in outliers if one.what == "number"][: LISTED // 2]
+    dimensions = [one for one in outliers if one.what != "number"][: LISTED // 2]
     worst = max(off, key=off.__getitem__)
     words = f"{len(off)} matrices multiply with the numbers that were read"
     places = {_place(one): one.places for one in damaged}
@@ -295,8 +307,8 @@ def measure_weights(model: Model, progress: Progress) -> WeightsReport:
     )
     return WeightsReport(
         tensors=tuple(rows.values()),
-        damaged=tuple(_placed(one, rows) for one in damaged),
-        outliers=tuple(outliers[:LISTED]),
+        damaged=tuple(_placed(model, one, rows) for one in damaged),
+        outliers=(*numbers, *dimensions),
         checks=checks,
     )
 
@@ -323,12 +335,11 @@ def _off_product(weight: Weight, input_1K: Tensor, scan: Scan) -> float:
     return float(share_N.where(finite_N, 0.0).max())
 
 
-def _row(name: str, weight: Weight, scans: Sequence[Scan]) -> TensorRow:
+def _row(name: str, weight: Weight, facts: Sequence[Facts]) -> TensorRow:
     layer, vector = layer_of(name), len(weight.shape) == 1
-    squares = sum(scan.squares for scan in scans)
-    largest, at = max((scan.largest() for scan in scans), key=itemgetter(0))
-    ranks = [rank for scan in scans if not vector and (rank := scan.stable_rank()) is not None]
-    shares = [np.quantile(scan.level_NR.numpy(), (0.01, 0.5, 0.99)) for scan in scans]
+    squares = sum(one.squares for one in facts)
+    largest, at = max(one.largest for one in facts)
+    ranks = [one.stable_rank for one in facts if one.stable_rank is not None]
     return TensorRow(
         name=name,
         kind=name if layer is None else name.split(".", 2)[2],
@@ -340,7 +351,7 @@ def _row(name: str, weight: Weight, scans: Sequence[Scan]) -> TensorRow:
         largest=largest,
         at=at[-1:] if vector else at,
         stable_rank=float(np.mean(ranks)) if ranks else None,
-        scales=None if vector else tuple(np.median(shares, 0).tolist()),
+        scales=None if vector else tuple(np.median([one.scales for one in facts], 0).tolist()),
     )
 
 
@@ -349,12 +360,15 @@ def _place(one: Finding) -> str:
     return f"{one.name}[{', '.join(str(n) for n in at if n is not None)}]"
 
 
-def _placed(one: Finding, rows: Mapping[str, TensorRow]) -> Finding:
+def _placed(model: Model, one: Finding, rows: Mapping[str, TensorRow]) -> Finding:
     """With the scales of its parameter and of the same one in the layers beside it."""
     own, layer = rows[one.name], layer_of(one.name)
     beside = [] if layer is None else [f"blocks.{layer + step}.{own.kind}" for step in (-1, 1)]
     found = [rows[name].scales for name in beside if name in rows]
-    return replace(one, scales=own.scales, neighbours=tuple(one[1] for one in found if one))
+    beside_it = tuple(scales[1] for scales in found if scales)
+    return replace(
+        one, scales=own.scales, neighbours=beside_it, origin=origin(model, one.name)
+    )
 
 
 def measure_spectra(model: Model, names: Sequence[str], progress: Progress) -> SpectraReport:
