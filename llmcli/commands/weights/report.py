@@ -47,9 +47,9 @@ class Finding:
 
     `expert`, `row` and `columns` (first and last, of the whole row if None) say where. `value`: the
     block's scale, |w|, or the RMS of a row or column; `expected`: the same by the medians of its
-    row and its columns. `places`: how many such ones the parameter has. `scales` as in
-    `TensorRow`, `neighbours`: the median scales of the same matrix in the layers before and after.
-    `origin` of damage: the tensor in the file; its rows may be in another order.
+    row and columns, and by the blocks beside it. `places`: how many such ones the parameter has.
+    `scales` as in `TensorRow`, `neighbours`: the median scales of the same matrix in the layers
+    before and after. `origin` of damage: the tensor in the file; its rows may be in another order.
     """
 
     name: str
@@ -63,6 +63,12 @@ class Finding:
     scales: tuple[float, ...] | None = None
     neighbours: tuple[float, ...] = ()
     origin: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """How far the value is from the expected one, upwards or downwards, as a factor."""
+        least, most = sorted((self.value, self.expected))
+        return most / max(least, 1e-38)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ HELD = 1 << 26  # numbers of a matrix that may be held whole
 # the standard deviation (by MAD) that these must be at least.
 LIMIT, FEW_LIMIT, DEVIATIONS = 2.5, 6.0, 8.0
 VECTOR_LIMIT = 2.0**20  # times the median of a vector, whose sizes differ by design
+UNUSUAL = 2.5  # times what is expected: of those the largest are outliers
 LEAST = 1e-38  # stands for 0 in logarithms
 TABLES = ("embed.W", "head.W", "pos_embed.W")  # rows of unused tokens may be 0
 LISTED = 8  # places of a parameter, outliers of a model, largest numbers of a matrix
@@ -156,18 +157,21 @@ class Scan:
                 log_NR = log_NR - log_NR.median(axis, keepdim=True).values
         return log_NR if max(log_NR.shape) > 2 else torch.zeros_like(log_NR)
 
-    def blocks(self) -> Tensor:
-        """The damaged ones, `[N, R]`: too large by |w|, or too small by their spread.
+    @cached_property
+    def blocks_NR(self) -> Tensor:
+        """Powers of 2 by which a block is off: too large by |w|, or (negative) small by its spread.
 
-        Formats with minima give a block without a scale its minimum. Where the rest of a block is
-        rounded to 0 by its largest number, that is 1/32 of it from the mean.
+        Less what those beside it are, unless that is much. Formats with minima give a block without
+        a scale its minimum. Where the rest of a block is rounded to 0 by its largest number, that
+        is 1/32 of it from the mean.
         """
         large_NR, small_NR = self.level_off_NR, -self._off(self.spread_NR)
-        alone_NR = torch.maximum(self._alone(large_NR), self._alone(small_NR))
-        damaged_NR = (alone_NR > self._limit(LIMIT)) | (large_NR > self._limit(FEW_LIMIT))
-        if self.matrix.shape[1] % BLOCK and self.matrix.shape[1] % BLOCK < BLOCK // 2:
-            damaged_NR[:, -1] = False  # of so few numbers the mean is no scale
-        return damaged_NR
+        own_NR = self._alone(large_NR).where(large_NR < self._limit(FEW_LIMIT), large_NR)
+        less_NR = self._alone(small_NR)
+        off_NR = own_NR.where(own_NR > less_NR, -less_NR)
+        if 0 < self.matrix.shape[1] % BLOCK < BLOCK // 2:
+            off_NR[:, -1] = 0.0  # of so few numbers the mean is no scale
+        return off_NR
 
     def _limit(self, least: float) -> float:
         """Of narrow matrices, whose rows have no scale of their own, that of numbers for all."""
@@ -175,13 +179,13 @@ class Scan:
         return max(least if self.top_NR.shape[1] > 2 else FEW_LIMIT, DEVIATIONS * spread)
 
     def _alone(self, off_NR: Tensor) -> Tensor:
-        """How far they are above 0 and above the blocks beside those stored together."""
+        """How far they are above 0 and above the blocks beside those stored together, or 0."""
         stored = FORMATS.get(self.matrix.weight.format)
         each = max(1, stored.block // BLOCK) if stored is not None else 1
         before = torch.arange(off_NR.shape[1]) // each * each
         after = (before + each + 1).clamp_max(off_NR.shape[1] + 1)
         padded = pad(off_NR, (1, 1)).clamp_min(0)
-        return off_NR - torch.maximum(padded[:, before], padded[:, after])
+        return (off_NR - torch.maximum(padded[:, before], padded[:, after])).clamp_min(0)
 
     def damage(self, name: str) -> Iterator[Finding]:
         """What no training makes; see the module."""
@@ -196,7 +200,7 @@ class Scan:
             if typical and float(self.top_NR.max()) > typical * VECTOR_LIMIT:
                 yield self._number(name, int(self.top_NR.argmax()))
             return
-        block_NR = self.blocks()
+        block_NR = self.blocks_NR.abs() > self._limit(LIMIT)
         number_NR = (self.top_off_NR > self._limit(FEW_LIMIT)) & ~block_NR
         runs: list[list[int]] = []  # row, first block, and the one after the last
         for row, block in block_NR.nonzero().tolist():
@@ -205,16 +209,12 @@ class Scan:
             else:
                 runs.append([row, block, block + 1])
         for row, block, stop in runs[:LISTED]:
-            size_NR = self.level_NR if self.level_off_NR[row, block] > LIMIT else self.spread_NR
-            value = float(size_NR[row, block])
-            expected = max(value, LEAST) / 2 ** float(self._off(size_NR)[row, block])
-            columns = block * BLOCK, min(stop * BLOCK, self.matrix.shape[1]) - 1
-            yield of("block", row, columns, value, expected, len(runs))
+            yield self._block(name, row, block, stop, len(runs))
         places = number_NR.flatten().nonzero().flatten().tolist()
         yield from (self._number(name, place, len(places)) for place in places[:LISTED])
 
     def extremes(self, name: str) -> Iterator[Finding]:
-        """The row, the column and the number that stand out most."""
+        """The row, the column, the block and the number that stand out most."""
         rows, columns = self.matrix.shape
         row_N, column_K = (self.rows_N / columns).sqrt(), (self.columns_K / rows).sqrt()
         row, column = int(row_N.argmax()), int(column_K.argmax())
@@ -222,6 +222,8 @@ class Scan:
         sizes = float(column_K[column]), float(column_K.median())
         yield self._found(name, "column", None, (column, column), *sizes)
         yield self._number(name, int(self.top_off_NR.argmax()))
+        row, block = divmod(int(self.blocks_NR.abs().argmax()), self.top_NR.shape[1])
+        yield self._block(name, row, block, block + 1)
 
     def facts(self) -> Facts:
         """What is kept of it."""
@@ -232,6 +234,14 @@ class Scan:
         return Facts(
             self.squares, (one.value, tuple(n for n in index if n is not None)), scales, rank
         )
+
+    def _block(self, name: str, row: int, block: int, stop: int, places: int = 1) -> Finding:
+        """The blocks of a row up to `stop`, by the first of them."""
+        power = float(self.blocks_NR[row, block])
+        value = float((self.level_NR if power > 0 else self.spread_NR)[row, block])
+        columns = block * BLOCK, min(stop * BLOCK, self.matrix.shape[1]) - 1
+        expected = max(value, LEAST) / 2**power
+        return self._found(name, "block", row, columns, value, expected, places)
 
     def _number(self, name: str, place: int, places: int = 1) -> Finding:
         """The largest of a block, counted row by row."""
@@ -293,10 +303,8 @@ def measure_weights(model: Model, progress: Progress) -> WeightsReport:
             off[name] = _off_product(weight, input_1K, scan)
         rows[name] = _row(name, weight, facts)
     ruined = {one.name for one in damaged}
-    outliers = [one for one in outliers if one.name not in ruined and one.value > 4 * one.expected]
-    outliers.sort(key=lambda one: -one.value / max(one.expected, LEAST))
-    numbers = [one for one in outliers if one.what == "number"][: LISTED // 2]
-    dimensions = [one for one in outliers if one.what != "number"][: LISTED // 2]
+    outliers = [one for one in outliers if one.name not in ruined and one.ratio > UNUSUAL]
+    outliers.sort(key=lambda one: -one.ratio)
     worst = max(off, key=off.__getitem__)
     words = f"{len(off)} matrices multiply with the numbers that were read"
     places = {_place(one): one.places for one in damaged}
@@ -308,7 +316,11 @@ def measure_weights(model: Model, progress: Progress) -> WeightsReport:
     return WeightsReport(
         tensors=tuple(rows.values()),
         damaged=tuple(_placed(model, one, rows) for one in damaged),
-        outliers=(*numbers, *dimensions),
+        outliers=tuple(
+            one
+            for what in (("number",), ("row", "column"), ("block",))
+            for one in [one for one in outliers if one.what in what][: LISTED // 2]
+        ),
         checks=checks,
     )
 
