@@ -24,7 +24,7 @@ HINT = "where a parameter is damaged, fetch the file again; otherwise this is a 
 EPILOG = """
 Norms of every matrix by layer, outliers, and damage: what is not finite, rows of
 zeros, blocks and single numbers far from their row and columns. A damaged file
-exits 1. NAME decomposes matrices; --head shows a head's QK and OV circuits.
+exits 1. A wrong sign, or a scale off by less than 6, looks like any other weight.
 
 Examples:
 

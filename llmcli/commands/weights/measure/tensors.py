@@ -4,7 +4,8 @@ Damage is judged by scales: the mean |w| of 32 columns of a row without the larg
 as a power of 2 relative to the medians of its row and of its columns, which outlier dimensions
 raise. A trained matrix that is large somewhere is so in neighbouring blocks, too: a stored block
 must stand out from those beside it. Measured, the most of all blocks of SmolLM2 (Q4_1, Q8_0) and
-tiny (float16, packed): 2^1.4; of single numbers: 2^4.4.
+tiny (float16, packed): 2^1.4; of single numbers: 2^4.4. Of flipped bits that change a scale by 16
+or more 140 of 140 were found in SmolLM2 (as Q4_0, Q5_1, Q8_0), by 4 seldom, by less never.
 
 Axes: N rows, K columns, R blocks of a row.
 """
