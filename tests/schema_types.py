@@ -251,6 +251,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         report="commands.experts.report:ExpertsReport", judged=True,
         others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
+    "attribute": Document(report="commands.attribute.report:AttributeReport", judged=True),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "weights": tuple(
         Document(report=f"commands.weights.report:{report}", judged=True)

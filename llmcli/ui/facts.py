@@ -100,7 +100,9 @@ def model_line(model: Mapping[str, Any]) -> str:
             f": {model['product_format']} products, {activations} activations, "
             f"{model['cache_format']} cache"
         )
-    return f"{model['name']} ({formats} on {model['device']}{how})"
+    edits = [one["edit"] for one in model.get("edits", ())]
+    edited = f", edited: {', '.join(edits)}" if edits else ""
+    return f"{model['name']} ({formats} on {model['device']}{how}){edited}"
 
 
 def confidence_legend(*, ties: bool = False) -> Text:

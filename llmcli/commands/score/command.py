@@ -15,7 +15,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, prompt_or_default, read_prompt
-from llmcli.shell.running import header, load_model, require_supported
+from llmcli.shell.running import header, load_model, note_edits, require_supported
 
 if TYPE_CHECKING:
     from llmcli.commands.score.report import Score
@@ -91,6 +91,7 @@ def command(
         parsed = not special.no_special
         scores.append(_score(text, loaded, out, window, stride, parse_special=parsed))
         models.append(loaded.describe())
+        note_edits(loaded, out)
         del loaded  # before the next one is loaded
     comparison = None if score.versus is None else compare(*scores)
     body = members(scores[0])
@@ -108,6 +109,7 @@ def _score(
 ) -> Score:
     """The score of a text, encoded by the model's own tokenizer."""
     from llmcli.commands.score.measure import measure_score
+    from llmcli.inspect.edits import apply_edits
 
     tokenizer = model.tokenizer
     if text.ids:
@@ -130,6 +132,14 @@ def _score(
     del found  # of a long text more than all the rest
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
+
+    apply_edits(model, [ids])
+    for edit in model.edits:
+        if len(ids) > window and any(map(edit.ends, edit.places)):
+            raise UsageError(
+                f"`--edit {edit.text}` names positions, and a window has only {window} tokens",
+                hint="name none, or give a text that fits the context",
+            )
 
     @cache  # tokens of one id share their text
     def spelled(id: int) -> str | None:
