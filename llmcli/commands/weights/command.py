@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.shell.inspection import Export, FileOptions, Inspection, parse_numbers
+from llmcli.records.document import Checked, members
+from llmcli.shell.answer import parse_token
+from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
-from llmcli.shell.params import arg, opt
+from llmcli.shell.output import Output
+from llmcli.shell.params import Without, arg, opt
 from llmcli.shell.progress import Progress
+from llmcli.shell.running import header, load_model
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from llmcli.config.model import ModelConfig
     from llmcli.model import Model
-    from llmcli.records.document import Checked
 
-FILES = ("json",)
 HINT = "where a parameter is damaged, fetch the file again; otherwise this is a bug in llmcli"
 EPILOG = """
 Norms of every matrix by layer, outliers, and damage: what is not finite, rows of
@@ -33,30 +35,35 @@ Examples:
   llmcli weights "blocks.0-3.attn.W_*"
   llmcli weights --layer 5 --head 2 --token " Paris"
   llmcli weights --layer 5 --head 0-8
-  llmcli weights --composition --layer 0-9 -o composition.json
+  llmcli weights --composition --layer 0-9
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightsOptions(FileOptions):
-    """Which parameters or heads, and where the file goes."""
+class WeightsOptions:
+    """Which parameters or heads."""
 
     panel: ClassVar[str] = "Weights"
     name: str | None = arg(
         None, "[NAME]", "Parameters to decompose, such as blocks.5.attn.W_q or blocks.0-3.mlp.W_*."
     )
     layer: str | None = opt(
-        None, "--layer LAYERS", "Layers of the heads, such as 0,3-5,-1. [default: all]",
+        None,
+        "--layer LAYERS",
+        "Layers of the heads, such as 0,3-5,-1. [default: all]",
         excludes=("NAME",),
-    )  # fmt: skip
+    )
     head: str | None = opt(
-        None, "--head HEADS", "QK and OV circuits of heads of these layers, such as 2 or 0-3.",
+        None,
+        "--head HEADS",
+        "QK and OV circuits of heads of these layers, such as 2 or 0-3.",
         excludes=("NAME",),
-    )  # fmt: skip
+    )
     token: str | None = opt(
         None,
         "--token TOKEN",
-        'What the heads write and seek for a token, such as " Paris".',
+        "What the heads write and seek for a token (in quotes to keep a space; an id without a "
+        "tokenizer).",
         needs=("--head",),
     )
     composition: bool = opt(
@@ -65,10 +72,6 @@ class WeightsOptions(FileOptions):
         "Which heads read what earlier ones write: Q-, K- and V-composition of all pairs.",
         excludes=("NAME", "--head"),
     )
-    save: str | None = opt(
-        None, "-o --output FILE", f"Also write the report to a file: {', '.join(FILES)}."
-    )
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
 
     def check(self, config: ModelConfig) -> None:
         """Refuses names, layers and heads that are not there, before the weights are read."""
@@ -112,40 +115,38 @@ class WeightsOptions(FileOptions):
                     hint=f"`llmcli weights 'blocks.{layer}.*'` decomposes its matrices",
                 )
             count = model.sizes(layer)["H"]
-            heads: Sequence[int] = range(count)
-            if self.head is not None:
-                heads = parse_numbers(self.head, count, "--head", "heads")
-            found += ((layer, head) for head in heads)
+            numbers = parse_numbers(self.head or f"0-{count - 1}", count, "--head", "heads")
+            found += ((layer, head) for head in numbers)
         return tuple(found)
 
-    def token_of(self, model: Model) -> int | None:
-        """The id of `--token`. Raises UsageError for what is not one token."""
-        if self.token is None:
-            return None
-        if model.tokenizer is None:
-            raise UsageError("`--token` needs a tokenizer, which this model has not got")
-        ids = model.tokenizer.encode(self.token, add_bos=False)
-        if len(ids) != 1:
-            raise UsageError(
-                f"`--token {self.token}` is {len(ids)} tokens, not one",
-                hint='a word in a text begins with its space: `--token " Paris"`',
-            )
-        return ids[0]
 
-
-def command(weights: WeightsOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
+def command(
+    weights: WeightsOptions,
+    model: Annotated[ModelOptions, Without(("edit",))],
+    output: ViewOutputOptions,
+) -> None:
     """Parameters without a prompt: norms by layer, damaged tensors, spectra, heads' circuits.
 
     The numbers are those that the model multiplies with, read from its own weights in their own
     format. Checks: no parameter is damaged, every number is read once, products with them are the
     model's own, Σσ² is the squared norm; otherwise the command exits 1.
     """
-    look = Inspection("weights", weights, FILES, output)
-    loaded = look.load(model, weights.check, text=weights.token is not None)
-    look.plan({"json": Export()}, "name fewer parameters")
-    with Progress(look.out) as progress:
+    from llmcli.ui.facts import model_line
+
+    out = Output("weights", output)
+    loaded = load_model(
+        model, out, text=weights.token is not None, check=weights.check
+    ).model
+    with Progress(out) as progress:
         report, render = _measured(weights, loaded, progress)
-    look.present(lambda: render(report, look.title), report, "the report", hint=HINT)
+    about = loaded.describe()
+    out.present(
+        lambda: render(report, model_line(about)),
+        members(report),
+        **header(about),
+        checks=report.checks,
+        hint=HINT,
+    )
 
 
 def _measured(
@@ -159,8 +160,9 @@ def _measured(
         return tensors.measure_spectra(model, names, progress), view.render_spectra
     if weights.head is None and not weights.composition:
         return tensors.measure_weights(model, progress), view.render_weights
-    heads = weights.heads(model.config)
+    heads, token = weights.heads(model.config), None
     if weights.composition:
         return circuits.measure_composition(model, heads, progress), view.render_composition
-    token = weights.token_of(model)
+    if weights.token is not None:
+        token = parse_token(weights.token, "--token", model.tokenizer, model.config.vocab)
     return circuits.measure_heads(model, heads, token, progress), view.render_heads

@@ -1,1 +1,1 @@
-"""The ladder: the same model eight times, from loops over vectors to fused kernels."""
+"""What `llmcli weights` measures."""

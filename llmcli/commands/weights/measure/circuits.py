@@ -11,44 +11,28 @@ Axes: V tokens, D width, H heads, d size of a head's query and key, e of its val
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.commands.weights.measure.tensors import AT_ONCE, Matrix, effective_rank
-from llmcli.commands.weights.report import (
-    CompositionReport,
-    HeadCircuit,
-    HeadPair,
-    HeadsReport,
-)
+from llmcli.commands.weights.measure.tensors import AT_ONCE, Matrix, distance, furthest
+from llmcli.commands.weights.report import CompositionReport, HeadCircuit, HeadsReport, strongest
 from llmcli.errors import UsageError
+from llmcli.evaluate.rule import exact
 from llmcli.graph.graph import graph
-from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Project, Rotate
+from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Project, Rotate, Score
 from llmcli.model import Model
-from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
 from llmcli.records.work import Progress
 
+Head = tuple[int, int]  # layer and number
 Found = tuple[tuple[Token, float], ...]
-KINDS: tuple[Literal["Q", "K", "V"], ...] = ("Q", "K", "V")
 TOP = 10
 # Relative differences of a head's output from the decoder's own products, by what these round to
 EXACT, ROUNDED, COARSE = 1e-9, 2e-3, 0.1
 COMPOSED = 1e-5  # scores, whose products are float32
 MOST_FLOPS = 4e13  # of all pairs' compositions, minutes of a processor
-
-
-class Sites(NamedTuple):
-    """A layer's activations by name, queries for each of its heads of keys and values, and W_o."""
-
-    query: str
-    key: str
-    value: str
-    group: int
-    share: HeadShare
 
 
 class Circuits:
@@ -59,35 +43,70 @@ class Circuits:
 
     def kv_head(self, layer: int, head: int) -> int:
         """The head of keys and values that a head reads."""
-        return head // self._at(layer).group
+        return head // self._at(layer)[0].group
 
-    def query(self, layer: int, head: int) -> Tensor:
-        """`[d, D]`: a head's query of the stream."""
-        return self._of(self._at(layer).query, head)
+    def factors(self, layer: int, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A head's query and key `[d, D]` and value `[e, D]` of the stream, and its output.
 
-    def key(self, layer: int, head: int) -> Tensor:
-        """`[d, D]`: the key that a head of queries reads."""
-        return self._of(self._at(layer).key, self.kv_head(layer, head))
-
-    def value(self, layer: int, head: int) -> Tensor:
-        """`[e, D]`: the value that a head of queries reads."""
-        return self._of(self._at(layer).value, self.kv_head(layer, head))
-
-    def output(self, layer: int, head: int) -> Tensor:
-        """`[D, e]`: what a head adds to the stream for its values, with the norm after it."""
-        m_eD, name = self._columns(layer, head).T, self._at(layer).share.whole
+        That is what it adds to the stream for its values, `[D, e]`, with the norm after it.
+        """
+        mix, score, share = self._at(layer)
+        kv = self.kv_head(layer, head)
+        o_eD, name = self._columns(layer, head).T, share.whole
         while (after := self._after(name)) is not None:
             name, op = after
-            m_eD = self._normed(m_eD, op) if isinstance(op, Normalize) else m_eD * op.scale
-        return m_eD.T
+            o_eD = self._normed(o_eD, op) if isinstance(op, Normalize) else o_eD * op.scale
+        q, k, v = (
+            self._of(name, at)
+            for name, at in ((score.query, head), (score.key, kv), (mix.value, kv))
+        )
+        return q, k, v, o_eD.T
 
-    def factors(self, *at: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Query, key, value and output of the head `at`, (layer, head)."""
-        return self.query(*at), self.key(*at), self.value(*at), self.output(*at)
+    def off(self, layer: int, head: int, v_eD: Tensor, x_D: Tensor) -> float:
+        """How far the circuit with the value `v_eD` is from what the decoder's products make of x.
+
+        Before the norm after the heads.
+        """
+        mix, _, share = self._at(layer)
+        v_Ke = self._forward(mix.value, x_D).view(-1, len(v_eD))
+        v_He = v_Ke.repeat_interleave(mix.group, 0)
+        v_He = v_He * (torch.arange(len(v_He)) == head)[:, None]
+        ours = self._columns(layer, head) @ (v_eD @ x_D)
+        return distance(self._product(share.weight, v_He.flatten()), ours)
+
+    def embedded(self, ids: slice) -> Tensor:
+        """`[V, D]`: rows of the embedding as they enter the stream, without positions."""
+        decoder = self.model.decoder
+        rows = exact(decoder.embed.dense(rows=ids)) * self.model.config.embedding.scale
+        if decoder.embed_proj is not None:
+            rows = rows @ self._dense("embed_proj.W").T
+        if decoder.embed_norm is not None:
+            rows = decoder.embed_norm(rows.to(decoder.device, self.model.stream_dtype))
+        return exact(rows)
+
+    def unembedded(self, ids: slice) -> Tensor:
+        """`[V, D]`: the logits' columns of the head, the final norm's weights folded in."""
+        logits = self._graph["logits_raw"].op
+        assert isinstance(logits, Project)
+        return self._back(exact(self.model.decoder.head.dense(rows=ids)), logits.source)
+
+    def parts(self) -> Iterator[slice]:
+        """The vocabulary, some tokens at a time."""
+        size, step = self.model.config.vocab, max(1, AT_ONCE // self.model.config.width)
+        return (slice(first, min(first + step, size)) for first in range(0, size, step))
+
+    def _at(self, layer: int) -> tuple[Mix, Score, HeadShare]:
+        """The map, the scores and the product with W_o of a layer with queries and keys."""
+        mix = self._graph.mixers[layer].op
+        assert isinstance(mix, Mix)
+        score, nodes = self._graph.score(mix), self._graph.nodes.values()
+        assert score is not None
+        ops = (node.op for node in nodes if node.layer == layer)
+        return mix, score, next(op for op in ops if isinstance(op, HeadShare))
 
     def _columns(self, layer: int, head: int) -> Tensor:
         size = self._graph.sizes(layer)["dv"]
-        return self._dense(self._at(layer).share.weight)[:, head * size : (head + 1) * size]
+        return self._dense(self._at(layer)[2].weight)[:, head * size : (head + 1) * size]
 
     def _after(self, name: str) -> tuple[str, Normalize | Add] | None:
         """The norm or factor of an activation that is not the stream yet."""
@@ -96,57 +115,6 @@ class Circuits:
             if own and isinstance(node.op, Normalize | Add):
                 return node.name, node.op
         return None
-
-    def embedded(self, ids: slice) -> Tensor:
-        """`[V, D]`: rows of the embedding as they enter the stream, without positions."""
-        decoder = self.model.decoder
-        rows = Matrix(decoder.embed).rows(ids.start, ids.stop)
-        rows = rows * self.model.config.embedding.scale
-        if decoder.embed_proj is not None:
-            rows = rows @ self._dense("embed_proj.W").T
-        if decoder.embed_norm is not None:
-            rows = decoder.embed_norm(rows.to(decoder.device, self.model.stream_dtype)).cpu()
-        return rows.double()
-
-    def unembedded(self, ids: slice) -> Tensor:
-        """`[V, D]`: the logits' columns of the head, the final norm's weights folded in."""
-        logits = self._graph["logits_raw"].op
-        assert isinstance(logits, Project)
-        return self._back(Matrix(self.model.decoder.head).rows(ids.start, ids.stop), logits.source)
-
-    def parts(self) -> Iterator[slice]:
-        """The vocabulary, some tokens at a time."""
-        size, step = self.model.config.vocab, max(1, AT_ONCE // self.model.config.width)
-        return (slice(first, min(first + step, size)) for first in range(0, size, step))
-
-    def own_output(self, layer: int, head: int, x_D: Tensor) -> Tensor:
-        """`[D]`: what the decoder's own products with these weights make of `x_D`, by one head."""
-        at = self._at(layer)
-        v_Ke = self._forward(at.value, x_D).view(-1, self._graph.sizes(layer)["dv"])
-        v_He = v_Ke.repeat_interleave(at.group, 0)
-        one_H1 = torch.arange(len(v_He)).unsqueeze(1) == head
-        return self._product(at.share.weight, (v_He * one_H1).flatten())
-
-    def plain_output(self, layer: int, head: int, x_D: Tensor) -> Tensor:
-        """`[D]`: the same by the circuit, before the norm after the heads."""
-        return self._columns(layer, head) @ (self.value(layer, head) @ x_D)
-
-    def _forward(self, name: str, x_D: Tensor) -> Tensor:
-        op = self._graph[name].op
-        if isinstance(op, Project):
-            return self._product(op.weight, self._forward(op.source, x_D))
-        if isinstance(op, Normalize):
-            x = self._forward(op.source, x_D)
-            each = len(self._gain(op)) if op.weight is not None else len(x)
-            return self._normed(x.view(-1, each), op).flatten()
-        if isinstance(op, Add) and ".resid_" not in name:
-            return op.scale * self._forward(op.parts[0], x_D)
-        return x_D
-
-    def _product(self, name: str, x_K: Tensor) -> Tensor:
-        weight = self.model.decoder.weight(name)
-        x_1K = x_K[None].to(weight.memory()[0].device, self.model.dtype)
-        return weight.matmul_fp32_out(x_1K)[0].cpu().double()
 
     def _of(self, name: str, head: int) -> Tensor:
         """`[n, D]`: an activation of one head, linear in the stream."""
@@ -175,52 +143,56 @@ class Circuits:
             return self._back(m * op.scale, op.parts[0])
         return m
 
+    def _forward(self, name: str, x_D: Tensor) -> Tensor:
+        """An activation of a stream, by the decoder's own products, all heads in a row."""
+        op = self._graph[name].op
+        if isinstance(op, Project):
+            return self._product(op.weight, self._forward(op.source, x_D))
+        if isinstance(op, Normalize) and ".resid_" not in name:
+            x = self._forward(op.source, x_D)
+            return self._normed(x.view(-1, max(1, len(self._gain(op, len(x))))), op).flatten()
+        if isinstance(op, Add) and ".resid_" not in name:
+            return op.scale * self._forward(op.parts[0], x_D)
+        return x_D
+
+    def _product(self, name: str, x_K: Tensor) -> Tensor:
+        weight = self.model.decoder.weight(name)
+        x_1K = x_K[None].to(weight.memory()[0].device, self.model.dtype)
+        return exact(weight.matmul_fp32_out(x_1K)[0])
+
     def _normed(
         self, m: Tensor, op: Normalize, head: int | None = None, *, back: bool = False
     ) -> Tensor:
         """Rows through a norm without its divisor; `back`: columns before it."""
-        gain = self._gain(op)
-        if head is not None and op.weight is not None and len(gain) > m.shape[1]:
+        gain = self._gain(op, m.shape[-1])
+        if head is not None and len(gain) > m.shape[1]:
             gain = gain.view(-1, m.shape[1])[head]
         m = m * gain if back else m
         if op.norm.kind == "layer" and not op.joined:
             m = m - m.mean(-1, keepdim=True)
         return m if back else m * gain
 
-    def _gain(self, op: Normalize) -> Tensor:
+    def _gain(self, op: Normalize, size: int) -> Tensor:
         if op.weight is None:
-            return torch.ones(1, dtype=torch.float64)
+            return torch.ones(size, dtype=torch.float64)
         return self._dense(op.weight).flatten() + op.norm.offset
 
     def _dense(self, name: str) -> Tensor:
-        (matrix,) = Matrix.each(self.model.decoder.weight(name))
-        return matrix.rows(0, matrix.shape[0])
+        return exact(self.model.decoder.weight(name).dense())
 
-    def _at(self, layer: int) -> Sites:
-        """Raises KeyError for a layer without heads of queries and keys."""
-        mix = self._graph.mixers[layer].op
-        assert isinstance(mix, Mix)
-        score, nodes = self._graph.score(mix), self._graph.nodes.values()
-        assert score is not None
-        ops = (node.op for node in nodes if node.layer == layer)
-        share = next(op for op in ops if isinstance(op, HeadShare))
-        return Sites(score.query, score.key, mix.value, mix.group, share)
-
-
-def notes_of(model: Model, layers: Sequence[int]) -> tuple[str, ...]:
-    """What the circuits of these layers leave out."""
-    nodes = [node for node in graph(model.config).nodes.values() if node.layer in layers]
-    kinds = {type(node.op) for node in nodes if ".attn." in node.name}
-    notes = ["norms without their divisors", "no biases"]
-    notes += ["rotation at distance 0"] * (Rotate in kinds)
-    gated = any(node.name.endswith(".attn.gated") for node in nodes)
-    return (*notes, "no gates") if gated else tuple(notes)
+    def notes(self, layers: Sequence[int]) -> tuple[str, ...]:
+        """What the circuits of these layers leave out."""
+        nodes = [node for node in self._graph.nodes.values() if node.layer in layers]
+        rotated = any(isinstance(node.op, Rotate) for node in nodes)
+        gated = any(node.name.endswith(".attn.gated") for node in nodes)
+        words = ("rotation at distance 0",) * rotated + ("no gates",) * gated
+        return ("norms without their divisors", "no biases", *words)
 
 
 def measure_heads(
-    model: Model, heads: Sequence[tuple[int, int]], token: int | None, progress: Progress
+    model: Model, heads: Sequence[Head], token: int | None, progress: Progress
 ) -> HeadsReport:
-    """The circuits of heads (layer, head); of a `token` also what they write and seek for it."""
+    """The circuits of `heads`; of a `token` also what they write and seek for it."""
     circuits, found = Circuits(model), list[HeadCircuit]()
     x_D = circuits.embedded(slice(token or 0, (token or 0) + 1))[0]
     x_D = x_D / (x_D.square().mean().sqrt() or 1.0)
@@ -231,42 +203,30 @@ def measure_heads(
         q_dD, k_dD, v_eD, o_De = circuits.factors(layer, head)
         eigen = torch.linalg.eigvals(through if single else v_eD @ through @ o_De)
         qk, ov = product_values(q_dD.T, k_dD), product_values(o_De, v_eD)
-        own = circuits.own_output(layer, head, x_D)
-        ours = circuits.plain_output(layer, head, x_D)
         name = f"{layer}.{head}"
-        off[name] = float((own - ours).norm() / (own.norm() + 1e-30))
+        off[name] = circuits.off(layer, head, v_eD, x_D)
         squares = float(((o_De.T @ o_De) * (v_eD @ v_eD.T)).sum())
         norms[name] = abs(float((ov**2).sum()) - squares) / (squares or 1.0)
-        both: tuple[Found, Found] = (), ()
+        writes, seeks = (), ()
         if token is not None:
-            both = _preferences(circuits, o_De @ (v_eD @ x_D), k_dD.T @ (q_dD @ x_D))
+            writes, seeks = _preferences(circuits, o_De @ (v_eD @ x_D), k_dD.T @ (q_dD @ x_D))
         found.append(HeadCircuit(
             layer=layer, head=head, kv_head=circuits.kv_head(layer, head), qk=qk, ov=ov,
-            qk_rank=effective_rank(qk), ov_rank=effective_rank(ov),
             copying=float(eigen.sum().real / (eigen.abs().sum() or 1.0)),
-            writes=both[0], seeks=both[1],
+            writes=writes, seeks=seeks,
         ))  # fmt: skip
+    words = "OV times a token is what the decoder's own products make of it"
+    coarse = model.dtype.itemsize == 2 or model.decoder.precision.activations == 8
+    tolerance = COARSE if coarse else EXACT if model.dtype == torch.float64 else ROUNDED
     return HeadsReport(
         token=None if token is None else model.tokens([token])[0],
         heads=tuple(found),
-        notes=notes_of(model, [layer for layer, _ in heads]),
+        notes=circuits.notes([layer for layer, _ in heads]),
         checks=(
-            _worst("products", "OV times a token is what the decoder's own products make of it",
-                   off, _tolerance(model)),
-            _worst("spectrum", "Σσ² of OV is its squared norm", norms, EXACT),
+            furthest("products", words, off, tolerance),
+            furthest("spectrum", "Σσ² of OV is its squared norm", norms, EXACT),
         ),
-    )  # fmt: skip
-
-
-def _worst(name: str, words: str, off: dict[str, float], tolerance: float) -> ViewCheck:
-    where = max(off, key=off.__getitem__)
-    return ViewCheck(name=name, words=words, value=off[where], tolerance=tolerance, where=where)
-
-
-def _tolerance(model: Model) -> float:
-    if model.dtype.itemsize == 2 or model.decoder.precision.activations == 8:
-        return COARSE
-    return EXACT if model.dtype == torch.float64 else ROUNDED
+    )
 
 
 def product_values(left: Tensor, right: Tensor) -> np.ndarray:
@@ -282,13 +242,13 @@ def _through(
 
     That has the eigenvalues of `W_U O V W_E` other than 0.
     """
-    vocab, total = circuits.model.config.vocab, torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
     for part in circuits.parts():
         e_nD, u_nD = circuits.embedded(part), circuits.unembedded(part)
         if ends is not None:
             e_nD, u_nD = e_nD @ ends[0].T, u_nD @ ends[1]
         total = total + e_nD.T @ u_nD
-        progress("reading the vocabulary", part.stop, vocab)
+        progress("reading the vocabulary", part.stop, circuits.model.config.vocab)
     return total
 
 
@@ -310,9 +270,9 @@ def _preferences(
 
 
 def measure_composition(
-    model: Model, heads: Sequence[tuple[int, int]], progress: Progress
+    model: Model, heads: Sequence[Head], progress: Progress
 ) -> CompositionReport:
-    """All pairs of heads (layer, head), one in a later layer. Raises UsageError for too many.
+    """All pairs of `heads`, one in a later layer. Raises UsageError for too many.
 
     Of each product only what its norm depends on is computed: `[d, D] @ [D, e]`.
     """
@@ -325,57 +285,36 @@ def measure_composition(
             hint="choose fewer layers, as with `--layer 0-7`",
         )
     scores = np.full((3, len(heads), len(heads)), np.nan)
-    written: list[Tensor] = []  # of earlier layers, [D, e] with norm 1
-    for layer in layers:
-        own = [at for at, head in enumerate(heads) if head[0] == layer]
-        outputs, sizes = list[Tensor](), [one.shape[1] for one in written]
-        joined = torch.cat(written, 1) if written else None
-        for at in own:
-            q, k, v, o = circuits.factors(*heads[at])
-            r = {name: torch.linalg.qr(m).R for name, m in {"q": q.T, "k": k.T, "o": o}.items()}
-            for kind, m_dD in enumerate((r["k"] @ q, r["q"] @ k, r["o"] @ v)):
-                if joined is not None:
-                    product = (m_dD / (m_dD.norm() or 1.0)).float() @ joined
-                    squares = product.square().sum(0).double().split(sizes)
-                    scores[kind, at, : len(sizes)] = [float(one.sum().sqrt()) for one in squares]
-            outputs.append(o @ torch.linalg.qr(v.T).R.T)
-        written += [(one / (one.norm() or 1.0)).float() for one in outputs]
-        progress("composing", own[-1] + 1, len(heads))
-    baseline = width**-0.5
-    strongest = [
-        HeadPair(kind=kind, source=heads[source], into=heads[into], score=float(score) - baseline)
-        for kind, of_kind in zip(KINDS, scores, strict=True)
-        for into, source in zip(*_largest(of_kind), strict=True)
-        for score in [of_kind[into, source]]
-    ]
+    written, new = list[Tensor](), list[Tensor]()  # of earlier layers, and of this, [D, e], norm 1
+    for at, (layer, head) in enumerate(heads):
+        if at and layer != heads[at - 1][0]:
+            written, new = written + new, []
+        q, k, v, o = circuits.factors(layer, head)
+        sizes = [one.shape[1] for one in written]
+        for kind, (left, right) in enumerate(((k, q), (q, k), (o.T, v))):
+            m_dD = torch.linalg.qr(left.T).R @ right
+            product = (m_dD / (m_dD.norm() or 1.0)).float() @ torch.cat(written or [o[:, :0].float()], 1)
+            squares = product.square().sum(0).double().split(sizes)
+            scores[kind, at, : len(sizes)] = [float(one.sum().sqrt()) for one in squares]
+        own = o @ torch.linalg.qr(v.T).R.T
+        new.append((own / (own.norm() or 1.0)).float())
+        progress("composing", at + 1, len(heads))
+    off = dict[str, float]()
+    for kind, of_kind in enumerate(scores):
+        for into, source in strongest(of_kind, 1):
+            _, _, v, o = circuits.factors(*heads[source])
+            whole, ov = _matrices(*circuits.factors(*heads[into]))[kind], o @ v
+            score = float((whole @ ov).norm() / (whole.norm() * ov.norm() or 1.0))
+            off[f"{'QKV'[kind]} of {heads[source]} in {heads[into]}"] = abs(
+                score - float(of_kind[into, source])
+            )
+    words = "the strongest compositions are those of the whole matrices"
     return CompositionReport(
-        heads=tuple(heads), baseline=baseline, strongest=tuple(strongest),
-        q=scores[0], k=scores[1], v=scores[2],
-        notes=notes_of(model, layers),
-        checks=(_composed(circuits, strongest, baseline),),
+        heads=tuple(heads), baseline=width**-0.5, q=scores[0], k=scores[1], v=scores[2],
+        notes=circuits.notes(layers), checks=(furthest("composition", words, off, COMPOSED),),
     )  # fmt: skip
 
 
-def _largest(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the ten largest."""
-    flat = np.nan_to_num(scores, nan=-1.0).ravel()
-    order = np.argsort(-flat, kind="stable")[:TOP]
-    rows, columns = np.unravel_index(order[flat[order] >= 0], scores.shape)
-    return rows, columns
-
-
-def _composed(circuits: Circuits, pairs: Sequence[HeadPair], baseline: float) -> ViewCheck:
-    """The strongest of each kind by whole matrices `[D, D]`."""
-    off = {"": 0.0}
-    for kind in KINDS:
-        pair = next((one for one in pairs if one.kind == kind), None)
-        if pair is None:
-            continue
-        ov = circuits.output(*pair.source) @ circuits.value(*pair.source)
-        q, k, v, o = circuits.factors(*pair.into)
-        whole = {"Q": k.T @ q, "K": q.T @ k, "V": o @ v}[kind]
-        score = float((whole @ ov).norm() / (whole.norm() * ov.norm() or 1.0))
-        name = f"{kind} of {pair.source} in {pair.into}"
-        off[name] = abs(score - baseline - pair.score)
-    words = "the strongest compositions are those of the whole matrices"
-    return _worst("composition", words, off, COMPOSED)
+def _matrices(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`[D, D]`: what compositions by queries, keys and values multiply with."""
+    return k.T @ q, q.T @ k, o @ v
