@@ -240,6 +240,11 @@ def test_faults_turn_the_checks_red(monkeypatch):
         patch.setattr(Matrix, "rows", lambda self, *span: rows(self, *span) * 1.001)
         assert failed(measure_weights(model, no_progress)) == ["products"]
     with monkeypatch.context() as patch:
-        kv_head, calls = Circuits.kv_head, iter(range(8))  # of the heads, not of the check
-        patch.setattr(Circuits, "kv_head", lambda *of: kv_head(*of) - next(calls, 4) // 4)
+        factors, calls = Circuits.factors, iter(heads)  # of the heads, not of the check
+
+        def turned(*at):
+            q, k, v, o = factors(*at)
+            return q, k if next(calls, None) is None else k.roll(1, 1), v, o
+
+        patch.setattr(Circuits, "factors", turned)
         assert failed(measure_composition(model, heads, no_progress)) == ["composition"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.document import Checked, members
@@ -17,10 +17,7 @@ from llmcli.shell.progress import Progress
 from llmcli.shell.running import header, load_model
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from llmcli.config.model import ModelConfig
-    from llmcli.model import Model
 
 HINT = "where a parameter is damaged, fetch the file again; otherwise this is a bug in llmcli"
 EPILOG = """
@@ -31,10 +28,9 @@ exits 1. A wrong sign, or a scale off by less than 6, looks like any other weigh
 Examples:
 
   llmcli weights
-  llmcli weights blocks.5.mlp.W_down
   llmcli weights "blocks.0-3.attn.W_*"
   llmcli weights --layer 5 --head 2 --token " Paris"
-  llmcli weights --layer 5 --head 0-8
+  llmcli weights --layer 5
   llmcli weights --composition --layer 0-9
 """
 
@@ -48,23 +44,17 @@ class WeightsOptions:
         None, "[NAME]", "Parameters to decompose, such as blocks.5.attn.W_q or blocks.0-3.mlp.W_*."
     )
     layer: str | None = opt(
-        None,
-        "--layer LAYERS",
-        "Layers of the heads, such as 0,3-5,-1. [default: all]",
-        excludes=("NAME",),
+        None, "--layer LAYERS", "Layers of the heads. [default: all]", excludes=("NAME",)
     )
     head: str | None = opt(
-        None,
-        "--head HEADS",
-        "QK and OV circuits of heads of these layers, such as 2 or 0-3.",
-        excludes=("NAME",),
+        None, "--head HEADS", "QK and OV circuits of heads such as 2 or 0-3.", excludes=("NAME",)
     )
     token: str | None = opt(
         None,
         "--token TOKEN",
-        "What the heads write and seek for a token (in quotes to keep a space; an id without a "
-        "tokenizer).",
-        needs=("--head",),
+        "What the heads write and seek for a token.",
+        needs=("--layer", "--head"),
+        excludes=("--composition",),
     )
     composition: bool = opt(
         False,
@@ -73,14 +63,15 @@ class WeightsOptions:
         excludes=("NAME", "--head"),
     )
 
+    @property
+    def circuits(self) -> bool:
+        """Whether heads are shown; `--layer` alone chooses all of its heads."""
+        return self.composition or self.head is not None or self.layer is not None
+
     def check(self, config: ModelConfig) -> None:
         """Refuses names, layers and heads that are not there, before the weights are read."""
-        if self.layer is not None and self.head is None and not self.composition:
-            raise UsageError(
-                "`--layer` chooses heads", hint="add `--head 0`, or name `blocks.0-3.*`"
-            )
         self.names(config)
-        if self.head is not None or self.composition:
+        if self.circuits:
             self.heads(config)
 
     def names(self, config: ModelConfig) -> tuple[str, ...]:
@@ -102,9 +93,9 @@ class WeightsOptions:
         from llmcli.graph.ops import Mix
 
         model, found = graph(config), list[tuple[int, int]]()
-        ops = {layer: node.op for layer, node in model.mixers.items()}
-        having = [at for at, op in ops.items() if isinstance(op, Mix) and model.score(op)]
-        chosen = having or [0]
+        mixers = ((layer, node.op) for layer, node in model.mixers.items())
+        having = [layer for layer, op in mixers if isinstance(op, Mix) and model.score(op)]
+        chosen: Sequence[int] = having or [0]
         if self.layer is not None:
             chosen = sorted(parse_numbers(self.layer, len(config.layers), "--layer", "layers"))
         for layer in chosen:
@@ -115,8 +106,8 @@ class WeightsOptions:
                     hint=f"`llmcli weights 'blocks.{layer}.*'` decomposes its matrices",
                 )
             count = model.sizes(layer)["H"]
-            numbers = parse_numbers(self.head or f"0-{count - 1}", count, "--head", "heads")
-            found += ((layer, head) for head in numbers)
+            every = f"0-{count - 1}" if self.head is None else self.head
+            found += ((layer, at) for at in parse_numbers(every, count, "--head", "heads"))
         return tuple(found)
 
 
@@ -134,35 +125,26 @@ def command(
     from llmcli.ui.facts import model_line
 
     out = Output("weights", output)
-    loaded = load_model(
-        model, out, text=weights.token is not None, check=weights.check
-    ).model
-    with Progress(out) as progress:
-        report, render = _measured(weights, loaded, progress)
-    about = loaded.describe()
-    out.present(
-        lambda: render(report, model_line(about)),
-        members(report),
-        **header(about),
-        checks=report.checks,
-        hint=HINT,
-    )
-
-
-def _measured(
-    weights: WeightsOptions, model: Model, progress: Progress
-) -> tuple[Checked, Callable[[Any, str], RenderableType]]:
-    """The report that the options request, and its view."""
+    loaded = load_model(model, out, text=weights.token is not None, check=weights.check).model
     from llmcli.commands.weights import view
     from llmcli.commands.weights.measure import circuits, tensors
 
-    if names := weights.names(model.config):
-        return tensors.measure_spectra(model, names, progress), view.render_spectra
-    if weights.head is None and not weights.composition:
-        return tensors.measure_weights(model, progress), view.render_weights
-    heads, token = weights.heads(model.config), None
-    if weights.composition:
-        return circuits.measure_composition(model, heads, progress), view.render_composition
-    if weights.token is not None:
-        token = parse_token(weights.token, "--token", model.tokenizer, model.config.vocab)
-    return circuits.measure_heads(model, heads, token, progress), view.render_heads
+    config, token = loaded.config, None
+    report: Checked
+    with Progress(out) as progress:
+        if weights.token is not None:
+            token = parse_token(weights.token, "--token", loaded.tokenizer, config.vocab)
+        if weights.name is not None:
+            report = tensors.measure_spectra(loaded, weights.names(config), progress)
+        elif weights.composition:
+            report = circuits.measure_composition(loaded, weights.heads(config), progress)
+        elif weights.circuits:
+            report = circuits.measure_heads(loaded, weights.heads(config), token, progress)
+        else:
+            report = tensors.measure_weights(loaded, progress)
+    about = loaded.describe()
+    out.present(
+        lambda: view.render(report, model_line(about)),
+        members(report),
+        **header(about), checks=report.checks, hint=HINT,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ Letters: N rows (outputs) and K columns (inputs) of a matrix as stored, D width.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from llmcli.records.document import APART, Checked, ViewCheck, derived
@@ -37,7 +37,7 @@ class TensorRow:
     largest: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """What stands out in the parameter `name`: a `block` of a row, a `number`, a `row`, a `column`.
 
@@ -50,16 +50,12 @@ class Finding:
 
     name: str
     what: What
-    row: int | None
-    columns: tuple[int, int] | None
-    value: float
-    expected: float
+    row: int | None = None
+    columns: tuple[int, int] | None = None
+    value: float = 0.0
+    expected: float = 0.0
     places: int = 1
     origin: str = ""
-
-    def of(self, origin: str) -> Finding:
-        """With its origin."""
-        return replace(self, origin=origin)
 
     @property
     def place(self) -> str:
@@ -163,7 +159,7 @@ class HeadsReport(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CompositionReport(Checked):
-    """Which `heads` (layer, head) read by queries, keys or values what heads of earlier layers write.
+    """Which `heads` (layer, head) read by queries, keys or values what earlier ones write.
 
     `q`, `k`, `v`: `[into, source]` scores ‖W W_OV‖ / (‖W‖ ‖W_OV‖), W = W_QKᵀ, W_QK or W_OV of
     `into`; NaN where `source` is in no earlier layer. `baseline`: 1/√D, which matrices with these

@@ -10,24 +10,27 @@ Axes: V tokens, D width, H heads, d size of a head's query and key, e of its val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.commands.weights.measure.tensors import AT_ONCE, Matrix, distance, furthest
+from llmcli.commands.weights.measure.tensors import distance, furthest
 from llmcli.commands.weights.report import CompositionReport, HeadCircuit, HeadsReport, strongest
 from llmcli.errors import UsageError
 from llmcli.evaluate.rule import exact
 from llmcli.graph.graph import graph
-from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Project, Rotate, Score
+from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Op, Project, Rotate, Score
+from llmcli.inspect.statistics import AT_ONCE
 from llmcli.model import Model
 from llmcli.records.text import Token
 from llmcli.records.work import Progress
 
 Head = tuple[int, int]  # layer and number
 Found = tuple[tuple[Token, float], ...]
+Product = Callable[[str, Tensor], Tensor]  # of a matrix, by its name, and rows `[n, K]`
 TOP = 10
 # Relative differences of a head's output from the decoder's own products, by what these round to
 EXACT, ROUNDED, COARSE = 1e-9, 2e-3, 0.1
@@ -40,6 +43,7 @@ class Circuits:
 
     def __init__(self, model: Model) -> None:
         self.model, self._graph = model, graph(model.config)
+        self._whole = lru_cache(maxsize=3)(self._of_stream)  # of a layer, head by head
 
     def kv_head(self, layer: int, head: int) -> int:
         """The head of keys and values that a head reads."""
@@ -51,13 +55,11 @@ class Circuits:
         That is what it adds to the stream for its values, `[D, e]`, with the norm after it.
         """
         mix, score, share = self._at(layer)
-        kv = self.kv_head(layer, head)
-        o_eD, name = self._columns(layer, head).T, share.whole
+        kv, o_eD, name = self.kv_head(layer, head), self._columns(layer, head).T, share.whole
         while (after := self._after(name)) is not None:
-            name, op = after
-            o_eD = self._normed(o_eD, op) if isinstance(op, Normalize) else o_eD * op.scale
+            name, o_eD = after, self._through(self._graph[after].op, o_eD, self._exact)
         q, k, v = (
-            self._of(name, at)
+            self._whole(name)[:, at].T
             for name, at in ((score.query, head), (score.key, kv), (mix.value, kv))
         )
         return q, k, v, o_eD.T
@@ -68,32 +70,42 @@ class Circuits:
         Before the norm after the heads.
         """
         mix, _, share = self._at(layer)
-        v_Ke = self._forward(mix.value, x_D).view(-1, len(v_eD))
+        v_Ke = self._walk(mix.value, x_D[None], self._product).view(-1, len(v_eD))
         v_He = v_Ke.repeat_interleave(mix.group, 0)
         v_He = v_He * (torch.arange(len(v_He)) == head)[:, None]
-        ours = self._columns(layer, head) @ (v_eD @ x_D)
-        return distance(self._product(share.weight, v_He.flatten()), ours)
+        ours_D = self._columns(layer, head) @ (v_eD @ x_D)
+        return distance(self._product(share.weight, v_He.view(1, -1))[0], ours_D)
 
     def embedded(self, ids: slice) -> Tensor:
         """`[V, D]`: rows of the embedding as they enter the stream, without positions."""
         decoder = self.model.decoder
         rows = exact(decoder.embed.dense(rows=ids)) * self.model.config.embedding.scale
         if decoder.embed_proj is not None:
-            rows = rows @ self._dense("embed_proj.W").T
+            rows = self._exact("embed_proj.W", rows)
         if decoder.embed_norm is not None:
             rows = decoder.embed_norm(rows.to(decoder.device, self.model.stream_dtype))
         return exact(rows)
 
     def unembedded(self, ids: slice) -> Tensor:
-        """`[V, D]`: the logits' columns of the head, the final norm's weights folded in."""
-        logits = self._graph["logits_raw"].op
-        assert isinstance(logits, Project)
-        return self._back(exact(self.model.decoder.head.dense(rows=ids)), logits.source)
+        """`[V, D]`: the columns of the head, for what `read` gives."""
+        return exact(self.model.decoder.head.dense(rows=ids))
+
+    def read(self, x_nD: Tensor) -> Tensor:
+        """Parts of the last stream as the head reads them, with the final norm's weights."""
+        return self._walk(self._graph["logits_raw"].op.inputs[0], x_nD, self._exact)
 
     def parts(self) -> Iterator[slice]:
         """The vocabulary, some tokens at a time."""
         size, step = self.model.config.vocab, max(1, AT_ONCE // self.model.config.width)
         return (slice(first, min(first + step, size)) for first in range(0, size, step))
+
+    def notes(self, layers: Sequence[int]) -> tuple[str, ...]:
+        """What the circuits of these layers leave out."""
+        nodes = [node for node in self._graph.nodes.values() if node.layer in layers]
+        rotated = any(isinstance(node.op, Rotate) for node in nodes)
+        gated = any(node.name.endswith(".attn.gated") for node in nodes)
+        words = ("rotation at distance 0",) * rotated + ("no gates",) * gated
+        return ("norms without their divisors", "no biases", *words)
 
     def _at(self, layer: int) -> tuple[Mix, Score, HeadShare]:
         """The map, the scores and the product with W_o of a layer with queries and keys."""
@@ -106,87 +118,56 @@ class Circuits:
 
     def _columns(self, layer: int, head: int) -> Tensor:
         size = self._graph.sizes(layer)["dv"]
-        return self._dense(self._at(layer)[2].weight)[:, head * size : (head + 1) * size]
+        dense_DN = self.model.decoder.weight(self._at(layer)[2].weight).dense()
+        return exact(dense_DN[:, head * size : (head + 1) * size])
 
-    def _after(self, name: str) -> tuple[str, Normalize | Add] | None:
+    def _after(self, name: str) -> str | None:
         """The norm or factor of an activation that is not the stream yet."""
-        for node in self._graph.nodes.values():
-            own = name in node.op.inputs and ".resid_" not in node.name
-            if own and isinstance(node.op, Normalize | Add):
-                return node.name, node.op
-        return None
+        nodes = (node for node in self._graph.nodes.values() if name in node.op.inputs)
+        own = (n.name for n in nodes if isinstance(n.op, Normalize | Add))
+        return next((name for name in own if ".resid_" not in name), None)
 
-    def _of(self, name: str, head: int) -> Tensor:
-        """`[n, D]`: an activation of one head, linear in the stream."""
+    def _of_stream(self, name: str) -> Tensor:
+        """`[D, H, n]`: an activation of each of the stream's numbers."""
+        eye_DD = torch.eye(self.model.config.width, dtype=torch.float64)
+        found = self._walk(name, eye_DD, self._exact)
+        return found if found.ndim == 3 else found[:, None]
+
+    def _walk(self, name: str, x_nD: Tensor, product: Product) -> Tensor:
+        """An activation `[n, …]`, heads apart, of the stream `x_nD`, by the given products."""
         op = self._graph[name].op
-        if isinstance(op, Project):
-            w_NK = self._dense(op.weight)
-            own = w_NK.view(op.heads, -1, w_NK.shape[1])[head] if op.heads else w_NK
-            return self._back(own, op.source)
+        if ".resid_" in name or not isinstance(op, Join | Rotate | Project | Normalize | Add):
+            return x_nD
+        x = self._walk(op.inputs[0], x_nD, product)
         if isinstance(op, Join):
-            return torch.cat((self._of(op.start, head), self._of(op.end, head)))
-        if isinstance(op, Normalize):
-            return self._normed(self._of(op.source, head).T, op, head).T
+            end = self._walk(op.end, x_nD, product)
+            return torch.cat((x, end.view(len(x), -1, end.shape[-1]).expand(*x.shape[:2], -1)), 2)
+        return self._through(op, x, product)
+
+    def _through(self, op: Op, x: Tensor, product: Product) -> Tensor:
+        """`x` through a linear op: rotations are none, norms without their divisors."""
         if isinstance(op, Add):
-            return op.scale * self._of(op.parts[0], head)
-        assert isinstance(op, Rotate)
-        return self._of(op.source, head)
-
-    def _back(self, m: Tensor, name: str) -> Tensor:
-        """`m` `[n, …]` of an activation as a matrix `[n, D]` of the stream that it is made of."""
-        op = self._graph[name].op
+            return x * op.scale
         if isinstance(op, Project):
-            return self._back(m @ self._dense(op.weight), op.source)
-        if isinstance(op, Normalize) and ".resid_" not in name:
-            return self._back(self._normed(m, op, back=True), op.source)
-        if isinstance(op, Add) and len(op.parts) == 1 and ".resid_" not in name:
-            return self._back(m * op.scale, op.parts[0])
-        return m
+            x = product(op.weight, x.flatten(1))
+            return x.view(len(x), op.heads, -1) if op.heads else x
+        if not isinstance(op, Normalize):
+            return x
+        whole = x.flatten(1) if op.joined else x
+        if op.norm.kind == "layer":
+            whole = whole - whole.mean(-1, keepdim=True)
+        if op.weight is not None:
+            gain = exact(self.model.decoder.weight(op.weight).dense()) + op.norm.offset
+            whole = whole * gain.view(-1, whole.shape[-1])
+        return whole.view(x.shape)
 
-    def _forward(self, name: str, x_D: Tensor) -> Tensor:
-        """An activation of a stream, by the decoder's own products, all heads in a row."""
-        op = self._graph[name].op
-        if isinstance(op, Project):
-            return self._product(op.weight, self._forward(op.source, x_D))
-        if isinstance(op, Normalize) and ".resid_" not in name:
-            x = self._forward(op.source, x_D)
-            return self._normed(x.view(-1, max(1, len(self._gain(op, len(x))))), op).flatten()
-        if isinstance(op, Add) and ".resid_" not in name:
-            return op.scale * self._forward(op.parts[0], x_D)
-        return x_D
+    def _exact(self, name: str, x_nK: Tensor) -> Tensor:
+        return x_nK @ exact(self.model.decoder.weight(name).dense()).T
 
-    def _product(self, name: str, x_K: Tensor) -> Tensor:
+    def _product(self, name: str, x_nK: Tensor) -> Tensor:
         weight = self.model.decoder.weight(name)
-        x_1K = x_K[None].to(weight.memory()[0].device, self.model.dtype)
-        return exact(weight.matmul_fp32_out(x_1K)[0])
-
-    def _normed(
-        self, m: Tensor, op: Normalize, head: int | None = None, *, back: bool = False
-    ) -> Tensor:
-        """Rows through a norm without its divisor; `back`: columns before it."""
-        gain = self._gain(op, m.shape[-1])
-        if head is not None and len(gain) > m.shape[1]:
-            gain = gain.view(-1, m.shape[1])[head]
-        m = m * gain if back else m
-        if op.norm.kind == "layer" and not op.joined:
-            m = m - m.mean(-1, keepdim=True)
-        return m if back else m * gain
-
-    def _gain(self, op: Normalize, size: int) -> Tensor:
-        if op.weight is None:
-            return torch.ones(size, dtype=torch.float64)
-        return self._dense(op.weight).flatten() + op.norm.offset
-
-    def _dense(self, name: str) -> Tensor:
-        return exact(self.model.decoder.weight(name).dense())
-
-    def notes(self, layers: Sequence[int]) -> tuple[str, ...]:
-        """What the circuits of these layers leave out."""
-        nodes = [node for node in self._graph.nodes.values() if node.layer in layers]
-        rotated = any(isinstance(node.op, Rotate) for node in nodes)
-        gated = any(node.name.endswith(".attn.gated") for node in nodes)
-        words = ("rotation at distance 0",) * rotated + ("no gates",) * gated
-        return ("norms without their divisors", "no biases", *words)
+        x_nK = x_nK.to(weight.memory()[0].device, self.model.dtype)
+        return exact(weight.matmul_fp32_out(x_nK))
 
 
 def measure_heads(
@@ -197,23 +178,22 @@ def measure_heads(
     x_D = circuits.embedded(slice(token or 0, (token or 0) + 1))[0]
     x_D = x_D / (x_D.square().mean().sqrt() or 1.0)
     off, norms = dict[str, float](), dict[str, float]()
-    single = circuits.factors(*heads[0])[2:] if len(heads) == 1 else None
-    through = _through(circuits, single, progress)
+    through_DD = _vocabulary(circuits, progress)
     for layer, head in heads:
         q_dD, k_dD, v_eD, o_De = circuits.factors(layer, head)
-        eigen = torch.linalg.eigvals(through if single else v_eD @ through @ o_De)
+        eigen = torch.linalg.eigvals(v_eD @ through_DD @ circuits.read(o_De.T).T)
         qk, ov = product_values(q_dD.T, k_dD), product_values(o_De, v_eD)
         name = f"{layer}.{head}"
         off[name] = circuits.off(layer, head, v_eD, x_D)
         squares = float(((o_De.T @ o_De) * (v_eD @ v_eD.T)).sum())
         norms[name] = abs(float((ov**2).sum()) - squares) / (squares or 1.0)
-        writes, seeks = (), ()
+        both: tuple[Found, Found] = (), ()
         if token is not None:
-            writes, seeks = _preferences(circuits, o_De @ (v_eD @ x_D), k_dD.T @ (q_dD @ x_D))
+            both = _preferences(circuits, o_De @ (v_eD @ x_D), k_dD.T @ (q_dD @ x_D))
         found.append(HeadCircuit(
             layer=layer, head=head, kv_head=circuits.kv_head(layer, head), qk=qk, ov=ov,
             copying=float(eigen.sum().real / (eigen.abs().sum() or 1.0)),
-            writes=writes, seeks=seeks,
+            writes=both[0], seeks=both[1],
         ))  # fmt: skip
     words = "OV times a token is what the decoder's own products make of it"
     coarse = model.dtype.itemsize == 2 or model.decoder.precision.activations == 8
@@ -235,21 +215,13 @@ def product_values(left: Tensor, right: Tensor) -> np.ndarray:
     return np.asarray(torch.linalg.svdvals(small).numpy())
 
 
-def _through(
-    circuits: Circuits, ends: tuple[Tensor, Tensor] | None, progress: Progress
-) -> Tensor:
-    """`W_E W_U` `[D, D]`, or `V W_E W_U O` `[e, e]` of the `ends` V and O of a head.
-
-    That has the eigenvalues of `W_U O V W_E` other than 0.
-    """
-    total = torch.zeros((), dtype=torch.float64)
+def _vocabulary(circuits: Circuits, progress: Progress) -> Tensor:
+    """`W_E W_U` `[D, D]`, of which `V W_E W_U O` has the eigenvalues of `W_U O V W_E` but for 0."""
+    total_DD = torch.zeros((), dtype=torch.float64)
     for part in circuits.parts():
-        e_nD, u_nD = circuits.embedded(part), circuits.unembedded(part)
-        if ends is not None:
-            e_nD, u_nD = e_nD @ ends[0].T, u_nD @ ends[1]
-        total = total + e_nD.T @ u_nD
+        total_DD = total_DD + circuits.embedded(part).T @ circuits.unembedded(part)
         progress("reading the vocabulary", part.stop, circuits.model.config.vocab)
-    return total
+    return total_DD
 
 
 def _preferences(
@@ -259,7 +231,7 @@ def _preferences(
     logits, scores = list[Tensor](), list[Tensor]()
     for part in circuits.parts():
         e_nD = circuits.embedded(part)
-        logits.append(circuits.unembedded(part) @ written_D)
+        logits.append(circuits.unembedded(part) @ circuits.read(written_D[None])[0])
         scores.append(e_nD @ sought_D / e_nD.square().mean(-1).sqrt().clamp_min(1e-30))
     found = []
     for values in (torch.cat(logits), torch.cat(scores)):
@@ -293,7 +265,8 @@ def measure_composition(
         sizes = [one.shape[1] for one in written]
         for kind, (left, right) in enumerate(((k, q), (q, k), (o.T, v))):
             m_dD = torch.linalg.qr(left.T).R @ right
-            product = (m_dD / (m_dD.norm() or 1.0)).float() @ torch.cat(written or [o[:, :0].float()], 1)
+            earlier = torch.cat(written or [o.float()[:, :0]], 1)
+            product = (m_dD / (m_dD.norm() or 1.0)).float() @ earlier
             squares = product.square().sum(0).double().split(sizes)
             scores[kind, at, : len(sizes)] = [float(one.sum().sqrt()) for one in squares]
         own = o @ torch.linalg.qr(v.T).R.T
@@ -303,18 +276,13 @@ def measure_composition(
     for kind, of_kind in enumerate(scores):
         for into, source in strongest(of_kind, 1):
             _, _, v, o = circuits.factors(*heads[source])
-            whole, ov = _matrices(*circuits.factors(*heads[into]))[kind], o @ v
+            ov, (q, k, v, o) = o @ v, circuits.factors(*heads[into])
+            whole = (k.T @ q, q.T @ k, o @ v)[kind]
             score = float((whole @ ov).norm() / (whole.norm() * ov.norm() or 1.0))
-            off[f"{'QKV'[kind]} of {heads[source]} in {heads[into]}"] = abs(
-                score - float(of_kind[into, source])
-            )
+            place = f"{'QKV'[kind]} of {heads[source]} in {heads[into]}"
+            off[place] = abs(score - float(of_kind[into, source]))
     words = "the strongest compositions are those of the whole matrices"
     return CompositionReport(
         heads=tuple(heads), baseline=width**-0.5, q=scores[0], k=scores[1], v=scores[2],
         notes=circuits.notes(layers), checks=(furthest("composition", words, off, COMPOSED),),
     )  # fmt: skip
-
-
-def _matrices(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`[D, D]`: what compositions by queries, keys and values multiply with."""
-    return k.T @ q, q.T @ k, o @ v
