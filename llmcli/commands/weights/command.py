@@ -63,16 +63,16 @@ class WeightsOptions:
         excludes=("NAME", "--head"),
     )
 
-    @property
-    def circuits(self) -> bool:
-        """Whether heads are shown; `--layer` alone chooses all of its heads."""
-        return self.composition or self.head is not None or self.layer is not None
-
     def check(self, config: ModelConfig) -> None:
         """Refuses names, layers and heads that are not there, before the weights are read."""
         self.names(config)
-        if self.circuits:
+        if self.composition or self.of_heads:
             self.heads(config)
+
+    @property
+    def of_heads(self) -> bool:
+        """Whether circuits are shown; `--layer` alone chooses all of its heads."""
+        return self.head is not None or self.layer is not None
 
     def names(self, config: ModelConfig) -> tuple[str, ...]:
         """The parameters of NAME, none without one. Raises UsageError where none matches."""
@@ -138,7 +138,7 @@ def command(
             report = tensors.measure_spectra(loaded, weights.names(config), progress)
         elif weights.composition:
             report = circuits.measure_composition(loaded, weights.heads(config), progress)
-        elif weights.circuits:
+        elif weights.of_heads:
             report = circuits.measure_heads(loaded, weights.heads(config), token, progress)
         else:
             report = tensors.measure_weights(loaded, progress)

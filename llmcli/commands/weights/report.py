@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llmcli.records.document import APART, Checked, ViewCheck, derived
+from llmcli.records.document import APART, Checked, ViewCheck
 from llmcli.records.text import Token
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def effective_rank(sigma: ndarray) -> float:
 class Spectrum:
     """A matrix `[N, K]`, of an expert where `name` ends with its number, or a vector as a column.
 
-    `singular_values`: σ, descending.
+    `singular_values`: σ, descending. `stable_rank`: Σσ² / σ₁², 0 for a matrix of zeros.
     """
 
     name: str
@@ -102,27 +102,13 @@ class Spectrum:
     rms: float
     norm: float
     singular_values: Numbers
-
-    @derived
-    def effective_rank(self) -> float:
-        """exp(−Σ p ln p), p = σ / Σσ (Roy & Vetterli 2007)."""
-        return effective_rank(self.singular_values)
-
-    @derived
-    def stable_rank(self) -> float:
-        """Σσ² / σ₁²; 0 for a matrix of zeros."""
-        return self.norm**2 / (float(self.singular_values[0]) ** 2 or math.inf)
-
-    @derived
-    def condition(self) -> float:
-        """σ₁ over the smallest."""
-        first, last = float(self.singular_values[0]), float(self.singular_values[-1])
-        return first / last if last else math.inf
+    effective_rank: float
+    stable_rank: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpectraReport(Checked):
-    """What `NAME` shows."""
+    """What `NAME` shows; `effective_rank` as of the function of that name."""
 
     matrices: tuple[Spectrum, ...]
     checks: tuple[ViewCheck, ...] = field(metadata=APART)

@@ -119,7 +119,6 @@ def _spectra(report: reports.SpectraReport) -> Iterator[RenderableType]:
         (Column("σ₁"), lambda of: number(float(of.singular_values[0]))),
         (Column("effective rank"), lambda of: number(of.effective_rank)),
         (Column("stable rank", drop=1), lambda of: number(of.stable_rank)),
-        (Column("condition", drop=5), lambda of: number(of.condition)),
     ]
     yield table(report.matrices, columns, below=True)
     if len(report.matrices) == 1:

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from llmcli.commands.weights.report import Finding, SpectraReport, Spectrum, TensorRow, WeightsReport
+from llmcli.commands.weights.report import (
+    Finding,
+    SpectraReport,
+    Spectrum,
+    TensorRow,
+    WeightsReport,
+    effective_rank,
+)
 from llmcli.config.formats import FORMATS
 from llmcli.errors import NotFinite
 from llmcli.evaluate.rule import exact
@@ -124,9 +131,9 @@ class Scan:
             (self._block, block_NR, wrong_NR & ~large_NR), (self._number, number_NR, large_NR)
         ):  # fmt: skip
             places = wrong.nonzero().tolist()
-            damage += (find(off, *at, len(places)) for at in places[:LISTED])
+            damage += (find(off, row, at, len(places)) for row, at in places[:LISTED])
             at = int((off if find == self._number else off.abs()).argmax())
-            most.append(find(off, *divmod(at, off.shape[1])))
+            most.append(find(off, *divmod(at, off.shape[1]), 1))
         row_N, column_K = (self.squares_N / columns).sqrt(), (self.squares_K / rows).sqrt()
         row, column = int(row_N.argmax()), int(column_K.argmax())
         sizes = float(row_N[row]), float(row_N.median())
@@ -135,12 +142,12 @@ class Scan:
         most.append(Finding(name, "column", None, (column, column), *sizes))
         return damage, most if columns > 1 else []
 
-    def _block(self, off_NR: Tensor, row: int, at: int, places: int = 1) -> Finding:
+    def _block(self, off_NR: Tensor, row: int, at: int, places: int) -> Finding:
         columns = at * self.block, (at + 1) * self.block - 1
         sizes = _sizes(self.spread_NR[row, at], off_NR[row, at])
         return Finding(self.matrix.name, "block", row, columns, *sizes, places)
 
-    def _number(self, off_NR: Tensor, row: int, at: int, places: int = 1) -> Finding:
+    def _number(self, off_NR: Tensor, row: int, at: int, places: int) -> Finding:
         """The largest number of a block."""
         own_K = self.matrix.rows(row, row + 1)[0, at * self.block :][: self.block]
         column = at * self.block + int(own_K.nan_to_num(0.0, 0.0, 0.0).abs().argmax())
@@ -251,19 +258,18 @@ def measure_spectra(model: Model, names: Sequence[str], progress: Progress) -> S
             raise NotFinite(
                 f"`{matrix.name}` has numbers that are not finite", dtype=matrix.weight.format
             )
-        one = Spectrum(
-            name=matrix.name, format=matrix.weight.format, shape=matrix.shape, norm=numbers.norm,
-            rms=numbers.norm / math.sqrt(numbers.seen),
-            singular_values=singular_values(matrix, matrix.shape),
-        )  # fmt: skip
-        squares = float((one.singular_values**2).sum())
-        off[one.name] = abs(squares - one.norm**2) / (one.norm**2 or 1.0)
-        found.append(one)
+        sigma, norm = singular_values(matrix, matrix.shape), numbers.norm
+        found.append(Spectrum(
+            name=matrix.name, format=matrix.weight.format, shape=matrix.shape, norm=norm,
+            rms=norm / math.sqrt(numbers.seen), singular_values=sigma,
+            effective_rank=effective_rank(sigma),
+            stable_rank=norm**2 / (float(sigma[0]) ** 2 or math.inf),
+        ))  # fmt: skip
+        off[matrix.name] = abs(float((sigma**2).sum()) - norm**2) / (norm**2 or 1.0)
         progress("decomposing", at + 1, len(each))
     words = "Σσ² is ‖W‖² of the numbers that the model multiplies with"
-    return SpectraReport(
-        matrices=tuple(found), checks=(furthest("spectrum", words, off, 1e-9),)
-    )
+    check = furthest("spectrum", words, off, 1e-9)
+    return SpectraReport(matrices=tuple(found), checks=(check,))
 
 
 def singular_values(parts: Iterable[Tensor], shape: tuple[int, int]) -> np.ndarray:
