@@ -13,7 +13,7 @@ from llmcli.commands.weights.measure.circuits import Circuits, measure_compositi
 from llmcli.commands.weights.measure.tensors import Matrix, Scan, measure_spectra, measure_weights
 from llmcli.config.formats import FORMATS
 from llmcli.config.samples import MODELS, layer, llama
-from llmcli.errors import UsageError
+from llmcli.errors import NotFinite, UsageError
 from llmcli.records.work import no_progress
 from llmcli.weights.packed import Packed
 
@@ -192,6 +192,15 @@ def test_large_dimensions_are_outliers_and_flipped_exponents_are_damage():
         ("blocks.2.mlp.W_gate", "not finite", 2, (3, 3)),
     }  # fmt: skip
     assert not report.checks[0].ok
+    heads = heads_of(model.config)
+    down[0, 0] = torch.nan
+    for measure, what in (
+        (lambda: measure_spectra(model, ["blocks.2.mlp.W_gate"], no_progress), "W_gate"),
+        (lambda: measure_heads(model, heads, None, no_progress), "output of head 1.0"),
+        (lambda: measure_composition(model, heads, no_progress), "output of head 1.0"),
+    ):
+        with pytest.raises(NotFinite, match=what):
+            measure()
 
 
 def test_a_flipped_scale_in_a_file_is_named(cli, tmp_path):

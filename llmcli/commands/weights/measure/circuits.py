@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.commands.weights.measure.tensors import distance, furthest
+from llmcli.commands.weights.measure.tensors import NAMED, distance, furthest
 from llmcli.commands.weights.report import CompositionReport, HeadCircuit, HeadsReport, strongest
-from llmcli.errors import UsageError
+from llmcli.errors import NotFinite, UsageError
 from llmcli.evaluate.rule import exact
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Add, HeadShare, Join, Mix, Normalize, Op, Project, Rotate, Score
@@ -52,7 +52,8 @@ class Circuits:
     def factors(self, layer: int, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A head's query and key `[d, D]` and value `[e, D]` of the stream, and its output.
 
-        That is what it adds to the stream for its values, `[D, e]`, with the norm after it.
+        That is what it adds to the stream for its values, `[D, e]`, with the norm after it. Raises
+        NotFinite.
         """
         mix, score, share = self._at(layer)
         kv, o_eD, name = self.kv_head(layer, head), self._columns(layer, head).T, share.whole
@@ -62,7 +63,14 @@ class Circuits:
             self._whole(name)[:, at].T
             for name, at in ((score.query, head), (score.key, kv), (mix.value, kv))
         )
+        for factor, what in ((q, "queries"), (k, "keys"), (v, "values"), (o_eD, "output")):
+            self.require_finite(factor, f"the {what} of head {layer}.{head}")
         return q, k, v, o_eD.T
+
+    def require_finite(self, x: Tensor, what: str) -> None:
+        """Raises NotFinite: a number of `what` is not."""
+        if not x.isfinite().all():
+            raise NotFinite(f"weights of {what} are not finite", hint=NAMED)
 
     def off(self, layer: int, head: int, v_eD: Tensor, x_D: Tensor) -> float:
         """How far the circuit with the value `v_eD` is from what the decoder's products make of x.
@@ -221,6 +229,7 @@ def _vocabulary(circuits: Circuits, progress: Progress) -> Tensor:
     for part in circuits.parts():
         total_DD = total_DD + circuits.embedded(part).T @ circuits.unembedded(part)
         progress("reading the vocabulary", part.stop, circuits.model.config.vocab)
+    circuits.require_finite(total_DD, "the embedding or the head")
     return total_DD
 
 

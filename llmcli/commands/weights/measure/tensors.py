@@ -47,6 +47,7 @@ LONE = 4.0  # of a number beyond the scale of its block, which then is not judge
 DEVIATIONS = 8.0  # and at least so many standard deviations, by the median |power|
 UNUSUAL = 2.5  # times what is expected: of those the largest are outliers
 TABLES = ("embed.W", "head.W", "pos_embed.W")  # rows of unused tokens may be 0
+NAMED = "`llmcli weights` names the first of each parameter"
 LISTED = 8  # places of a parameter, outliers of a model
 
 
@@ -255,9 +256,7 @@ def measure_spectra(model: Model, names: Sequence[str], progress: Progress) -> S
         for part in matrix:
             numbers.add(part)
         if numbers.first_bad is not None:
-            raise NotFinite(
-                f"`{matrix.name}` has numbers that are not finite", dtype=matrix.weight.format
-            )
+            raise NotFinite(f"`{matrix.name}` has numbers that are not finite", hint=NAMED)
         sigma, norm = singular_values(matrix, matrix.shape), numbers.norm
         found.append(Spectrum(
             name=matrix.name, format=matrix.weight.format, shape=matrix.shape, norm=norm,
