@@ -135,11 +135,10 @@ class HeadCircuit:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsReport(Checked):
-    """What `--head` shows; `notes`: what the circuits leave out."""
+    """What `--head` shows."""
 
     token: Token | None
     heads: tuple[HeadCircuit, ...]
-    notes: tuple[str, ...]
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
 
@@ -157,7 +156,6 @@ class CompositionReport(Checked):
     q: NumberRows
     k: NumberRows
     v: NumberRows
-    notes: tuple[str, ...]
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
 

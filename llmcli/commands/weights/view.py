@@ -21,6 +21,7 @@ from llmcli.ui.theme import FAINT, HEADING, one_line
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "123456789"
 RMS_SCALE = Scale(low=-1.0, high=1.0, signed=True)  # powers of 2, of a matrix beside its kind
+LEFT_OUT = "norms without their divisors", "no biases, rotations (distance 0) and gates"
 NOUNS = {"block": "scale", "number": "the number", "row": "RMS", "column": "RMS"}
 
 
@@ -154,7 +155,7 @@ def _heads(report: reports.HeadsReport) -> Iterator[RenderableType]:
     ]
     yield table(report.heads, columns, below=True)
     words = "copying: Σλ / Σ|λ| of W_U W_OV W_E (Elhage et al. 2021)"
-    yield Line([words, "rank: exp of the entropy of σ / Σσ", *report.notes], FAINT)
+    yield Line([words, "rank: exp of the entropy of σ / Σσ", *LEFT_OUT], FAINT)
     for one in report.heads:
         if len(report.heads) == 1:
             yield from (*_curve("QK σ", one.qk), *_curve("OV σ", one.ov))
@@ -187,4 +188,4 @@ def _composition(report: reports.CompositionReport) -> Iterator[RenderableType]:
     yield ColourBar("score minus baseline", scale, masked="none")
     words = "down the layer that reads, across the one that writes: the most of their heads"
     formula = f"‖W W_OV‖ / (‖W‖ ‖W_OV‖) − {number(report.baseline)}, 1/√D of random directions"
-    yield Line([words, formula, *report.notes], FAINT)
+    yield Line([words, formula, *LEFT_OUT], FAINT)

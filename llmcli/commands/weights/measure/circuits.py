@@ -59,13 +59,11 @@ class Circuits:
         kv, o_eD, name = self.kv_head(layer, head), self._columns(layer, head).T, share.whole
         while (after := self._after(name)) is not None:
             name, o_eD = after, self._through(self._graph[after].op, o_eD, self._exact)
-        q, k, v = (
-            self._whole(name)[:, at].T
-            for name, at in ((score.query, head), (score.key, kv), (mix.value, kv))
-        )
-        for factor, what in ((q, "queries"), (k, "keys"), (v, "values"), (o_eD, "output")):
+        q, k, v = self._whole(score.query), self._whole(score.key), self._whole(mix.value)
+        found = q[:, head].T, k[:, kv].T, v[:, kv].T, o_eD.T
+        for factor, what in zip(found, ("queries", "keys", "values", "output"), strict=True):
             self.require_finite(factor, f"the {what} of head {layer}.{head}")
-        return q, k, v, o_eD.T
+        return found
 
     def require_finite(self, x: Tensor, what: str) -> None:
         """Raises NotFinite: a number of `what` is not."""
@@ -106,14 +104,6 @@ class Circuits:
         """The vocabulary, some tokens at a time."""
         size, step = self.model.config.vocab, max(1, AT_ONCE // self.model.config.width)
         return (slice(first, min(first + step, size)) for first in range(0, size, step))
-
-    def notes(self, layers: Sequence[int]) -> tuple[str, ...]:
-        """What the circuits of these layers leave out."""
-        nodes = [node for node in self._graph.nodes.values() if node.layer in layers]
-        rotated = any(isinstance(node.op, Rotate) for node in nodes)
-        gated = any(node.name.endswith(".attn.gated") for node in nodes)
-        words = ("rotation at distance 0",) * rotated + ("no gates",) * gated
-        return ("norms without their divisors", "no biases", *words)
 
     def _at(self, layer: int) -> tuple[Mix, Score, HeadShare]:
         """The map, the scores and the product with W_o of a layer with queries and keys."""
@@ -186,6 +176,7 @@ def measure_heads(
     x_D = circuits.embedded(slice(token or 0, (token or 0) + 1))[0]
     x_D = x_D / (x_D.square().mean().sqrt() or 1.0)
     off, norms = dict[str, float](), dict[str, float]()
+    both: tuple[Found, Found] = (), ()
     through_DD = _vocabulary(circuits, progress)
     for layer, head in heads:
         q_dD, k_dD, v_eD, o_De = circuits.factors(layer, head)
@@ -195,7 +186,6 @@ def measure_heads(
         off[name] = circuits.off(layer, head, v_eD, x_D)
         squares = float(((o_De.T @ o_De) * (v_eD @ v_eD.T)).sum())
         norms[name] = abs(float((ov**2).sum()) - squares) / (squares or 1.0)
-        both: tuple[Found, Found] = (), ()
         if token is not None:
             both = _preferences(circuits, o_De @ (v_eD @ x_D), k_dD.T @ (q_dD @ x_D))
         found.append(HeadCircuit(
@@ -209,7 +199,6 @@ def measure_heads(
     return HeadsReport(
         token=None if token is None else model.tokens([token])[0],
         heads=tuple(found),
-        notes=circuits.notes([layer for layer, _ in heads]),
         checks=(
             furthest("products", words, off, tolerance),
             furthest("spectrum", "Σσ² of OV is its squared norm", norms, EXACT),
@@ -258,24 +247,23 @@ def measure_composition(
     Of each product only what its norm depends on is computed: `[d, D] @ [D, e]`.
     """
     circuits = Circuits(model)
-    layers = sorted({layer for layer, _ in heads})
-    width, size = model.config.width, graph(model.config).sizes(layers[0])["dv"]
+    width, size = model.config.width, graph(model.config).sizes(heads[0][0])["dv"]
     if 3 * len(heads) ** 2 * size**2 * width > MOST_FLOPS:
         raise UsageError(
             f"the {len(heads)} heads have {len(heads) ** 2 // 2:,} pairs, which would take long",
             hint="choose fewer layers, as with `--layer 0-7`",
         )
     scores = np.full((3, len(heads), len(heads)), np.nan)
-    written, new = list[Tensor](), list[Tensor]()  # of earlier layers, and of this, [D, e], norm 1
+    written, sizes = torch.empty(width, 0), list[int]()  # of earlier layers, [D, e] with norm 1
+    new = list[Tensor]()
     for at, (layer, head) in enumerate(heads):
         if at and layer != heads[at - 1][0]:
-            written, new = written + new, []
+            sizes += (one.shape[1] for one in new)
+            written, new = torch.cat((written, *new), 1), []
         q, k, v, o = circuits.factors(layer, head)
-        sizes = [one.shape[1] for one in written]
         for kind, (left, right) in enumerate(((k, q), (q, k), (o.T, v))):
             m_dD = torch.linalg.qr(left.T).R @ right
-            earlier = torch.cat(written or [o.float()[:, :0]], 1)
-            product = (m_dD / (m_dD.norm() or 1.0)).float() @ earlier
+            product = (m_dD / (m_dD.norm() or 1.0)).float() @ written
             squares = product.square().sum(0).double().split(sizes)
             scores[kind, at, : len(sizes)] = [float(one.sum().sqrt()) for one in squares]
         own = o @ torch.linalg.qr(v.T).R.T
@@ -293,5 +281,5 @@ def measure_composition(
     words = "the strongest compositions are those of the whole matrices"
     return CompositionReport(
         heads=tuple(heads), baseline=width**-0.5, q=scores[0], k=scores[1], v=scores[2],
-        notes=circuits.notes(layers), checks=(furthest("composition", words, off, COMPOSED),),
+        checks=(furthest("composition", words, off, COMPOSED),),
     )  # fmt: skip
