@@ -41,6 +41,7 @@ COMMANDS = {
         "lens": "Logit lens: the top tokens after every layer.",
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
+        "weights": "Weights without a prompt: norms, damage, spectra, circuits.",
         "score": "Log-probability of every token, perplexity, bits per byte.",
         "tokens": "Tokenize a text: token ids, pieces, byte offsets.",
     },
