@@ -133,10 +133,9 @@ def test_version(cli):
     assert PROJECT["project"]["version"] == __version__
 
 
-def test_root_help_has_a_line_for_each_command(cli):
+def test_root_help_stays_on_the_first_screen(cli):
     """What it says, and that nothing and `help` say it, too, is in the transcript `root`."""
-    around = ["usage", "what it is", "help", "options"]
-    assert len(cli("--help").out.splitlines()) == len(ENTRIES) + len(around)
+    assert len(cli("--help").out.splitlines()) < 24
 
 
 @pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
