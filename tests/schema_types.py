@@ -252,7 +252,13 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
     "attribute": Document(report="commands.attribute.report:AttributeReport", judged=True),
+    "patch": Document(report="commands.patch.report:PatchReport", judged=True),
+    "ablate": Document(report="commands.ablate.report:AblateReport", judged=True),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
+    "weights": tuple(
+        Document(report=f"commands.weights.report:{report}", judged=True)
+        for report in ("WeightsReport", "SpectraReport", "HeadsReport", "CompositionReport")
+    ),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",
         rules=bad({"properties": {"rungs": {"contains": FAILED}}}),

@@ -40,6 +40,7 @@ TENSOR_KINDS = {
     "names": ("activation", "state", "parameter"),
     "tensor": ("activation", "parameter"),
     "weights": ("parameter",),
+    "edit": ("activation",),
 }
 _LAYER = re.compile(r"(blocks|cache)\.([^.]*)\.")
 _MOST_KEPT = 64  # files of names that are kept
@@ -187,7 +188,10 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
         names = chain(("ngram",) * ("ngram" in metavar), CATALOG, model_names())
         return "files", chain(names, _files(word, WEIGHTS, model=True))
     if name == "device":
-        return "words", ("auto", "cpu", "cuda", "mps")
+        joint = {"selftest": "", "bench": "/"}.get(command, ",")  # of devices that share layers
+        first = word[: word.rfind(joint) + 1] if joint else ""
+        lists = [f"{first or f'cuda{joint}'}cpu"] if joint else []
+        return "words", ("auto", "cpu", "cuda", *lists, "mps")
     if name in ("map", "metrics"):
         from llmcli.records.attention import METRICS
 
@@ -198,6 +202,8 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
         return "list", (f"{before}{one}" for one in ("all", *metrics))
     if name in ("name", "filter"):
         return "words", tensor_names("weights" if command == "load" else "names", word, line)
+    if name == "edit":
+        return "list", tensor_names(name, word, line)
     if name == "layer":
         return "words", layer_numbers(word, line)
     if name == "rung":

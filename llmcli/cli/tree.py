@@ -41,11 +41,14 @@ COMMANDS = {
         "lens": "Logit lens: the top tokens after every layer.",
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
+        "weights": "Weights without a prompt: norms, damage, spectra, circuits.",
         "score": "Log-probability of every token, perplexity, bits per byte.",
         "tokens": "Tokenize a text: token ids, pieces, byte offsets.",
     },
     "What if": {
         "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
+        "ablate": "What changes without a head, an MLP, an expert, a layer.",
+        "patch": "Patch one prompt's activations into another: a map.",
     },
     "Measure": {
         "timing": "Profile a run: where the time goes, by phase, layer, part.",

@@ -100,8 +100,11 @@ class Branch:
     def fuses(self, x_BTD: Tensor, step: Step) -> bool:
         """Whether `fused` supports it: on a card, if nothing of it is observed."""
         part = self.part
-        unseen = x_BTD.is_cuda and not step.observed
-        return unseen and isinstance(part, Attention | Mlp | GatedMlp) and part.fuses(x_BTD)
+        unseen = x_BTD.is_cuda and not step.observed and not self.names.normed_residual
+        if isinstance(part, Experts) and self.post_norm is not None:
+            return False
+        fusable = isinstance(part, Attention | Mlp | GatedMlp | Experts | Ple)
+        return unseen and fusable and part.fuses(x_BTD)
 
     def fused(
         self, x_BTD: Tensor, state: LayerState, step: Step, norm: Norm | None, stream_BTD: Tensor
@@ -120,7 +123,7 @@ class Branch:
         if self.mixer is not None:
             out = self.mixer(x_BTD, state, step)
         elif self.reads_stream:
-            out = self.part(x_BTD, step, stream_BTD)
+            out = self.part(x_BTD, step, stream_BTD=stream_BTD)
         else:
             out = self.part(x_BTD, step)
         if names.output != names.residual_update:
@@ -191,7 +194,8 @@ class Block:
                 elif reads is None:
                     reads = cast(x_BTD, self.dtype)
                 if branch.names.normed_residual:
-                    x_BTD, reads = reads, cast(reads, self.dtype)
+                    # x is now normalized, also for branches that share the norm
+                    x_BTD, reads, norm = reads, cast(reads, self.dtype), None
                     out_BTD = x_BTD if names.summed is None else None
                 added_BTD = branch(reads, state, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)

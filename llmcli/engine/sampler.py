@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmcli.devices import copy_to_host_async, float64_device
 from llmcli.engine.output import Choice
-from llmcli.engine.sampling import Sampling, choose, penalized, top
+from llmcli.engine.sampling import Sampling, check_kernel, choose, penalized, top
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.ties import NearTies
 from llmcli.errors import NotFinite
@@ -44,6 +44,7 @@ class Sampler:
     ) -> None:
         self._sampling = sampling
         self._device = device = float64_device(device)
+        check_kernel(vocab, device)
         self._logprobs = None if logprobs is None else min(logprobs, vocab)
         self._ties = ties
         self._sequences = list(range(len(prompts) * samples))
@@ -113,7 +114,7 @@ class Sampler:
         u_B = None
         if not self._sampling.greedy:
             numbers = uniforms(self._sampling.seed, 0, self._step + ahead, 1)
-            u_B = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+            u_B = torch.tensor(numbers, dtype=torch.float64).to(self._device, non_blocking=True)
         vocab = logits_1V.shape[1]
         counts = [None if one is None else one[:, :vocab] for one in self._counts]
         free_1V = self._sampling.suppressed(logits_1V, self._step + ahead)

@@ -86,8 +86,7 @@ def choose(
 
     The best token survives every filter. A best score that is not finite means that the row's
     logits have NaN, +inf, or only -inf, and its token is invalid. Float32 logits on a CPU use our
-    kernel, and on a GPU, with a small top-k, a Triton kernel if it is on: it rounds scores with
-    penalties to float32.
+    kernel, and on a GPU Triton kernels if they are on: they round scores with penalties to float32.
     """
     if sampling.greedy:
         u = None
@@ -96,8 +95,9 @@ def choose(
     if compiled.takes(logits):
         return _by_kernel(logits, sampling, u, prompt_counts, output_counts)
     counts = prompt_counts, output_counts
-    k = 1 if u is None else min(sampling.top_k, logits.shape[-1])
-    if on_card.chooses(logits, k):
+    if on_card.chooses(logits):
+        kept = sampling.top_k or (logits.shape[-1] if sampling.top_p < 1 else 0)
+        k = 1 if u is None else min(kept, logits.shape[-1])
         reals = tuple(getattr(sampling, name) for name in _REALS)
         numbers = _copied(reals, torch.float64, logits.device)
         return on_card.choose(logits, k, numbers, u, *counts)
@@ -111,6 +111,35 @@ def choose(
     if candidates is not None:
         chosen = candidates.gather(1, chosen[:, None])[:, 0]
     return chosen, best
+
+
+# By which kernels are checked: each path with many tokens that remain to be drawn
+_CHECKED = (
+    Sampling(temperature=0),
+    Sampling(temperature=4, top_k=0, top_p=0.5, min_p=0),
+    Sampling(temperature=4, top_k=0, top_p=1, min_p=0.3),
+    Sampling(temperature=4, top_k=65, min_p=0),
+)
+_EVERY_FILTER = Sampling(
+    temperature=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
+)
+
+
+def check_kernel(vocab: int, device: torch.device) -> None:
+    """`on_card.check_choices` of random logits: greedily, and draws with few or many tokens."""
+    if not on_card.checks_choices(device):
+        return
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(4, vocab, generator=generator)).to(device)
+    counts = torch.randint(3, (4, vocab), generator=generator).to(device)
+    u = torch.rand(4, generator=generator, dtype=torch.float64).to(device)
+
+    def choices() -> Tensor:
+        found = [choose(logits, one, u) for one in _CHECKED]
+        found.append(choose(logits, _EVERY_FILTER, u, counts, counts))
+        return torch.cat([ids for ids, _ in found])
+
+    on_card.check_choices(choices)
 
 
 _INTEGERS = ("greedy", "top_k")

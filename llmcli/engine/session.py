@@ -9,6 +9,7 @@ Axes: B sequences, T tokens of one call, C slots of a sequence, D width, V vocab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Literal, TypedDict, TypeVar, Unpack
@@ -33,6 +34,7 @@ class Watch(TypedDict, total=False):
     tap: Tap | None
     edits: Sequence[Edit]
     clock: Clock | None
+    begin: tuple[int, Tensor] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +249,12 @@ class Session:
             self.logits_BV = self.logits_BV.index_select(0, index)
         if self._chosen_B is not None:
             self._chosen_B = self._chosen_B.index_select(0, index)
+
+    def copies(self, count: int) -> Session:
+        """Another session, of so many copies of the only sequence."""
+        other = copy(self)
+        other.select([0] * count)
+        return other
 
     def rewind(self, length: int) -> None:
         """Rewind every sequence to its first `length` tokens, with logits if kept.

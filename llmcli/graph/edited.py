@@ -24,9 +24,9 @@ Places = tuple[tuple[str, Span], ...]  # of every axis but the batch
 TOKENS = ("T", "S")  # axes whose length is known with the prompt
 EXAMPLE = 'for example "blocks.5.attn.z[H=3]=zero" or "8.resid_post=add steer.npz:happy * 4"'
 
-_EDIT = re.compile(r"(?P<name>[^\[=]+)(?:\[(?P<index>[^\]]*)\])?\s*=(?P<what>.*)", re.DOTALL)
+_EDIT = re.compile(r"(?P<name>[^\[=]+)(?:\[(?P<index>[^\]]*)\]\s*)?=(?P<what>.*)", re.DOTALL)
 _ITEM = re.compile(
-    r"(?:(?P<axis>[A-Za-z]\w*)\s*=\s*)?(?P<first>-?\d{1,9})?(?P<colon>:)?(?P<last>-?\d{1,9})?",
+    r"(?:(?P<axis>[A-Za-z]\w*)\s*=\s*)?(?P<first>-?\d{1,9})?((?P<colon>:)(?P<last>-?\d{1,9})?)?",
     re.ASCII,
 )
 _ARRAY = re.compile(r"(?P<path>.+?\.(?:npz|npy|safetensors))(?::(?P<key>.+))?", re.DOTALL)
@@ -94,7 +94,7 @@ def _places(spec: TensorSpec, items: Sequence[str], text: str) -> Places:
     shown = f"`{spec.name}[{', '.join(axes)}]`"
     for number, item in enumerate(items):
         match = _ITEM.fullmatch(item.strip())
-        if match is None or not item.strip():
+        if match is None or match["first"] is match["colon"] is None:
             raise UsageError(
                 f"`{item.strip()}` in `--edit {text}` is not a place such as 3, T=-1 or H=0:4",
                 hint=EXAMPLE,
@@ -106,9 +106,15 @@ def _places(spec: TensorSpec, items: Sequence[str], text: str) -> Places:
             )
         first, last = (None if end is None else int(end) for end in match.group("first", "last"))
         size = None if axis in TOKENS else sizes[axis]
-        if not match["colon"]:
-            assert first is not None
+        if found[axis] != (None, None):
+            raise UsageError(f"`--edit {text}` names the axis {axis} twice", hint=EXAMPLE)
+        if first is not None and not match["colon"]:
             last = first + 1
+        elif first is not None and last is not None and last <= first and first * last >= 0:
+            raise UsageError(
+                f"`{item.strip()}` in `--edit {text}` is an empty range",
+                hint="its end is not in it: 2:5 are 2, 3 and 4",
+            )
         found[axis] = (first, last)
         if size is not None:
             found[axis] = start, stop = from_start((first, last), size)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -20,8 +19,12 @@ from torch import Tensor
 from llmcli.checkpoints.safetensors import read_safetensors
 from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.decoder.decoder import check_edits
-from llmcli.errors import UsageError
+from llmcli.devices import float64_device
+from llmcli.engine.session import Session
+from llmcli.errors import LlmcliError, UsageError
 from llmcli.graph.edited import TOKENS, EditRequest, Places, from_start
+from llmcli.graph.graph import graph
+from llmcli.inspect.kernel import last_layer, layer_of
 from llmcli.model import Model
 from llmcli.nn.step import Edit
 from llmcli.ops.quant.decode import PLAIN
@@ -32,14 +35,24 @@ from llmcli.shell.prompts import need_tokenizer
 Ids = Sequence[int]
 
 
-def apply_edits(model: Model, prompts: Sequence[Ids]) -> None:
+def apply_edits(model: Model, prompts: Sequence[Ids], window: int | None = None) -> None:
     """From now on every pass of the model has its `edits`; positions are those of `prompts`.
 
-    What `mean` and `from` need is computed by passes over their prompts without any edit. Raises
-    UsageError for what does not fit the prompts or the activations, and for files that cannot be
-    read.
+    What `mean` and `from` need is computed by passes over their prompts without any edit, of at
+    most `window` tokens (default: the context). Raises UsageError for what does not fit the prompts
+    or the activations, and for files that cannot be read; then the model is as before.
     """
+    before = model.decoder.edits, model.changed
     model.decoder.edits, model.changed = (), {}
+    try:
+        model.decoder.edits = tuple(_edits(model, prompts, window or model.config.room()))
+    except BaseException:
+        model.decoder.edits, model.changed = before
+        raise
+
+
+def _edits(model: Model, prompts: Sequence[Ids], window: int) -> list[Edit]:
+    """See `apply_edits`."""
     check_edits(model.config, [name for request in model.edits for name in request.places])
     found = []
     for request in model.edits:
@@ -60,23 +73,34 @@ def apply_edits(model: Model, prompts: Sequence[Ids]) -> None:
         if request.path and request.verb != "mean":
             values = dict.fromkeys(request.places, _array(request))
         elif request.verb in ("mean", "from"):
-            runs = _runs(request, model, prompt)
+            runs = _runs(request, model, prompt, window)
             values = emitted(model, runs, request.places, mean=request.verb == "mean")
             other = len(runs[0]) if request.prompt is not None else tokens
         for name, places in request.places.items():
-            here, there = (_known(places, size, request) for size in (tokens, other))
-            shift = _shift(here, there, request) if other != tokens else 0
-            change = _Change(request, name, here, values.get(name), shift, model.changed)
-            found.append(Edit(name=name, fn=change))
-    model.decoder.edits = tuple(found)
+            here, there = (known_places(places, size, request) for size in (tokens, other))
+            shift = _shift(here, there, tokens, other, request) if other != tokens else 0
+            value = values.get(name)
+            if value is not None and name.endswith("expert_idx"):
+                experts = graph(model.config).sizes(layer_of(name))["E"]
+                if not torch.isin(value, torch.arange(experts).to(value)).all():
+                    raise UsageError(
+                        f"`{request.path}` has other numbers than those of experts",
+                        hint=f"`{name}` are 0 to {experts - 1}",
+                    )
+            found.append(
+                Edit(name=name, fn=Change(request, name, here, value, shift, model.changed))
+            )
+    return found
 
 
-def _known(places: Places, tokens: int, request: EditRequest) -> Places:
-    """The places with positions of tokens from the start. Raises UsageError for those before it."""
+def known_places(places: Places, tokens: int, request: EditRequest) -> Places:
+    """The places with positions of tokens from the start. Raises UsageError for those before it,
+    and for none.
+    """
     found = []
     for axis, span in places:
         first, last = from_start(span, tokens) if axis in TOKENS else span
-        if min(first or 0, last or 0) < 0 or (first is not None and first == last):
+        if (first or 0) < 0 or (last is not None and last <= (first or 0)):
             raise UsageError(
                 f"`--edit {request.text}`: the prompt has {counted(tokens, 'token')}",
                 hint=f"positions go from 0 to {tokens - 1}; -1 is the last",
@@ -85,28 +109,40 @@ def _known(places: Places, tokens: int, request: EditRequest) -> Places:
     return tuple(found)
 
 
-def _shift(here: Places, there: Places, request: EditRequest) -> int:
+def _shift(here: Places, there: Places, tokens: int, other: int, request: EditRequest) -> int:
     """How many tokens later the same place is in another prompt, of another length."""
-    first, first_there = dict(here)["T"][0], dict(there)["T"][0]
-    if first is None or first_there is None or "S" in dict(here):
+    pairs = ((dict(here)["T"], tokens), (dict(there)["T"], other))
+    (first, last), (begin, end) = (
+        (a or 0, size if b is None else b) for (a, b), size in pairs
+    )
+    if last - first != end - begin or end > other or "S" in dict(here):
         raise UsageError(
-            f"`--edit {request.text}`: the prompts have different numbers of tokens",
+            f"`--edit {request.text}`: the prompt has {counted(tokens, 'token')}, "
+            f"the other one {other}",
             hint="say which tokens, such as T=-1 or T=2:5",
         )
-    return first_there - first
+    return begin - first
 
 
-def _runs(request: EditRequest, model: Model, ids: Ids) -> list[Ids]:
-    """The tokens of the prompts that `mean` and `from` read."""
-    if request.prompt is None and not request.path:
-        return [ids]
-    prompt = request.prompt
-    texts = read_text(request.path).split("\n") if prompt is None else [prompt]
-    tokenizer = need_tokenizer(model.tokenizer, model.name)
-    found = [tokenizer.encode(text) for text in texts if text]
+def _runs(request: EditRequest, model: Model, ids: Ids, window: int) -> list[Ids]:
+    """The tokens that `mean` and `from` read, in pieces of a mean's longer prompts."""
+    found = [ids]
+    if request.prompt is not None or request.path:
+        prompt = request.prompt
+        texts = read_text(request.path).split("\n") if prompt is None else [prompt]
+        tokenizer = need_tokenizer(model.tokenizer, model.name)
+        found = [tokenizer.encode(text) for text in texts if text]
     if not all(found) or not found:
         raise UsageError(f"`--edit {request.text}`: there is no text", hint="give a prompt")
-    return list(found)
+    pieces = [one[at : at + window] for one in found for at in range(0, len(one), window)]
+    keys = any("S" in dict(places) for places in request.places.values())
+    if len(pieces) > 1 and (keys or request.prompt is not None):
+        if request.path:
+            why, hint = "several prompts have no mean with keys", "edit what has no axis S"
+        else:
+            why, hint = f"the prompt is longer than {window} tokens", "give a shorter one"
+        raise UsageError(f"`--edit {request.text}`: {why}", hint=hint)
+    return pieces
 
 
 def emitted(
@@ -116,38 +152,67 @@ def emitted(
 
     Those that fused kernels do not store, too.
     """
-    same = [Edit(name=name, fn=lambda x, positions: x) for name in names]
-    found: dict[str, Tensor] = {}
+    whole = graph(model.config)
+    derived = [name for name in names if not whole.written(name)]
+    same = [Edit(name=name, fn=lambda x, positions: x) for name in derived]
+    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    total = sum(map(len, runs))
 
     def tap(name: str, tensor: Tensor) -> None:
-        if name in names:
-            now = tensor[0].sum(-2, keepdim=True, dtype=torch.float64) if mean else tensor[0]
-            found[name] = found[name] + now if name in found else now
+        if name in parts:
+            now = tensor[0]
+            if whole[name].axes[-1] == "S":  # a later chunk has more keys
+                now = F.pad(now, (0, total - now.shape[-1]))
+            if mean:
+                now = now.to(float64_device(now.device), torch.float64).sum(-2, keepdim=True)
+                now = sum(parts[name], now)
+                parts[name].clear()
+            parts[name].append(now)
 
+    until = last_layer(names)
     for ids in runs:
-        model.decoder(torch.tensor([ids], device=model.device), tap=tap, edits=same)
-    total = sum(map(len, runs))
-    return {name: value / total if mean else value for name, value in found.items()}
+        session = Session(model.decoder, 1, len(ids))
+        for at in range(0, len(ids), session.chunk):
+            session.extend(
+                torch.tensor([ids[at : at + session.chunk]], device=model.device),
+                logits="all", until=until, totals=[len(ids)], tap=tap, edits=same,
+            )  # fmt: skip
+    return {
+        name: found[0] / total if mean else torch.cat(found, -2) for name, found in parts.items()
+    }
 
 
 def _array(request: EditRequest) -> Tensor:
-    """The array of a file. Raises UsageError."""
+    """The array of a file, in float64 on the CPU. Raises UsageError."""
     path, hint = request.path, "numpy's .npy and .npz, and .safetensors are read"
     try:
-        if path.endswith(".safetensors"):
-            arrays: Mapping[str, Any] = read_safetensors(Path(path))[1]
-        else:
-            arrays = np.load(path, allow_pickle=False)
-            arrays = {"": arrays} if isinstance(arrays, np.ndarray) else arrays
-        keys = [key for key in arrays if key != "metadata"]
-        if request.key in keys or (request.key is None and len(keys) == 1):
-            found = arrays[request.key or keys[0]]
-            if not isinstance(found, TensorInfo):
-                return torch.from_numpy(found)
-            data = torch.from_numpy(np.fromfile(path, np.uint8, found.nbytes, offset=found.offset))
-            return data.view(PLAIN[found.format]).view(found.shape)
-    except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
-        words = getattr(error, "strerror", None) or str(error)
+        file = Path(path).expanduser()
+        if file.exists() and not file.is_file():  # a pipe would block
+            raise ValueError("it is not a file")
+        with file.open("rb") as opened:
+            if path.endswith(".safetensors"):
+                arrays: Mapping[str, Any] = read_safetensors(file)[1]
+            else:
+                arrays = np.load(opened, allow_pickle=False)
+                arrays = {"": arrays} if isinstance(arrays, np.ndarray) else arrays
+            keys = [key for key in arrays if key != "metadata"]
+            if request.key in keys or (request.key is None and len(keys) == 1):
+                found = arrays[request.key or keys[0]]
+                if isinstance(found, TensorInfo):
+                    if found.format not in PLAIN:
+                        raise ValueError(f"numbers in {found.format} are not supported")
+                    opened.seek(found.offset)
+                    data = torch.frombuffer(bytearray(opened.read(found.nbytes)), dtype=torch.uint8)
+                    array = data.view(PLAIN[found.format]).view(found.shape).double()
+                else:
+                    array = torch.from_numpy(np.asarray(found).astype(np.float64, "C", "same_kind"))
+                if array.isnan().any():
+                    raise ValueError("it has NaN")
+                return array
+    except LlmcliError as error:
+        raise UsageError(error.message, hint=hint) from error
+    except Exception as error:  # numpy's of damaged files, some of tokenize and zlib among them
+        words = getattr(error, "strerror", None) or str(error).partition(". ")[0]
         raise UsageError(f"`{path}` cannot be read: {words}", hint=hint) from error
     raise UsageError(
         f"`{path}` has no single array" if request.key is None
@@ -157,7 +222,7 @@ def _array(request: EditRequest) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """The function of one `Edit`: `value` `[…, N, …]` is that of token t at t + `shift`.
 
     Says in `changed` whether any number became another one.
@@ -200,11 +265,15 @@ class _Change:
             if last is not None:
                 inside = inside & (at < last)
             mask = mask & along(inside, x, dim)
+        if axis == "S":  # later tokens, and those that a window hides, stay unseen
+            seen = torch.arange(x.shape[-1], device=x.device) <= positions.unsqueeze(-1)
+            mask = mask & seen.view(-1, 1, *seen.shape[-2:]) & (x != -torch.inf)
         return mask
 
     def _picked(self, value: Tensor, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The values of the tokens of `x`, and of which tokens there are any."""
-        given, value = list(value.shape), value.to(x.device)
+        given = list(value.shape)
+        value = value.to(x.device, torch.promote_types(x.dtype, torch.float32))
         if value.ndim == 1:
             value = value.view([1] * (x.ndim - 2) + [-1])
         elif value.ndim == x.ndim - 2:
@@ -220,7 +289,7 @@ class _Change:
                 hint=f"without its tokens it has the shape {[*x.shape[1:-2], x.shape[-1]]}",
             )
         tokens = value.shape[-2]
-        if tokens == 1 and not self.shift:
+        if tokens == 1 and self.request.prompt is None:
             return value, torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
         at = positions + self.shift
         known = (at >= 0) & (at < tokens)

@@ -230,11 +230,15 @@ def _runs(positions: Sequence[int]) -> list[Sequence[int]]:
 def edited(model: Model) -> frozenset[str]:
     """The activations that the model's edits change: no formula gives them.
 
-    With those that are another name of one, as a block's input is of the output before it.
+    With those that are another name of one, as a block's input is of the output before it, and
+    those computed from edited ones that no kernel writes: mixed values, of an edited map.
     """
-    names = {edit.name for edit in model.decoder.edits}
-    nodes = graph(model.config).nodes.values() if names else ()
-    return frozenset(names.union(node.name for node in nodes if node.shares in names))
+    whole, found = graph(model.config), {edit.name for edit in model.decoder.edits}
+    for node in whole.nodes.values() if found else ():
+        unwritten = (one for one in node.op.inputs if not whole.written(one))
+        if node.shares in found or not found.isdisjoint(unwritten):
+            found.add(node.name)
+    return frozenset(found)
 
 
 def refuse_edited(model: Model, names: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Many runs of one text with an edit each, in batches that share what is the same in all of them.
+"""Many runs of one text with edits each, in batches that share what is the same in all of them.
 
 Axes: B runs of a batch, T tokens, D width, V vocabulary.
 """
@@ -11,19 +11,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from llmcli.engine.session import Session
 from llmcli.inspect.kernel import layer_of
 from llmcli.model import Model
 from llmcli.nn.step import Edit, Tap
 from llmcli.records.work import Progress, no_progress
 
-AT_ONCE = 4096  # tokens of one call of the decoder
+AT_ONCE = 4096  # tokens of one call of the decoder, with those that are cached
 LOGITS = 1 << 26  # numbers of the logits of one call
 
 
 class Sweep:
-    """Runs of `ids` with one edit each, none of which changes a token before position `since`.
+    """Runs of `ids` with edits each, none of which changes a token before position `since`.
 
-    Computed once are the tokens before `since`, and all layers before the edited one; embeddings
+    Computed once are the tokens before `since`, and all layers before an edited one; embeddings
     and final norm are of no layer, and their runs begin with the first. `plain`: the
     logits of the run without an edit, as those of `run`; its activations pass through `tap`.
     `logits`: of the `last` token, or of `all` from `since` on. `rows`: runs at a time (default: as
@@ -44,10 +45,9 @@ class Sweep:
         self._decoder, self._ids, self._since = model.decoder, list(ids), since
         self._logits: Literal["all", "last"] = logits
         self._progress = progress
-        tokens = len(ids) - since
-        numbers = model.config.vocab * (tokens if logits == "all" else 1)
-        self.rows = rows or max(1, min(AT_ONCE // tokens, LOGITS // numbers))
-        self._state = self._decoder.new_state(1, len(ids)) if since else None
+        numbers = model.config.vocab * (len(ids) - since if logits == "all" else 1)
+        self.rows = rows or max(1, min(AT_ONCE // len(ids), LOGITS // numbers))
+        self._before = Session(self._decoder, 1, len(ids)) if since else None
         self._stream: dict[int, Tensor] = {}  # before each layer, [1, T, D]
 
         def keep(name: str, tensor: Tensor) -> None:
@@ -57,50 +57,56 @@ class Sweep:
                 tap(name, tensor)
 
         with torch.inference_mode():
-            if self._state is not None:
-                before = torch.tensor([self._ids[:since]], device=model.device)
-                self._decoder(before, self._state, totals=[len(ids)], logits="last")
-            self.plain = self._call([None], None, keep)
+            if self._before is not None:
+                self._before.extend([self._ids[:since]], logits="none", totals=[len(ids)])
+            self.plain = self._call([()], None, keep)
 
-    def run(self, edits: Sequence[Edit]) -> Iterator[tuple[list[int], Tensor]]:
+    def run(
+        self, edits: Sequence[Edit | Sequence[Edit]], tap: Tap | None = None
+    ) -> Iterator[tuple[list[int], Tensor]]:
         """Yields the numbers of some of the runs, and their logits `[B, T, V]`.
 
-        The function of an edit gets the activation `[1, …, T, …]` of its own run.
+        Several edits of a run begin with that of the first layer. The function of an edit gets the
+        activation `[1, …, T, …]` of its own run; those of all runs of a call pass through `tap`
+        before it is yielded.
         """
+        runs = [[one] if isinstance(one, Edit) else one for one in edits]
         layers: dict[int | None, list[int]] = {}
-        for number, edit in enumerate(edits):
-            layers.setdefault(layer_of(edit.name), []).append(number)
+        for number, own in enumerate(runs):
+            layers.setdefault(layer_of(own[0].name), []).append(number)
         done = 0
         for layer, numbers in layers.items():
             for first in range(0, len(numbers), self.rows):
                 some = numbers[first : first + self.rows]
-                self._progress("running", done, len(edits))
+                self._progress("running", done, len(runs))
                 with torch.inference_mode():
-                    found = self._call([edits[number] for number in some], layer)
+                    found = self._call([runs[number] for number in some], layer, tap)
                 yield some, found
                 done += len(some)
 
     def _call(
-        self, edits: Sequence[Edit | None], layer: int | None, tap: Tap | None = None
+        self, edits: Sequence[Sequence[Edit]], layer: int | None, tap: Tap | None = None
     ) -> Tensor:
-        """The logits of runs whose edits are all of this layer, or None."""
+        """The logits of runs whose edits are of this layer or later, or None."""
         rows, new = len(edits), self._ids[self._since :]
         given: dict[str, dict[int, Edit]] = {}
-        for row, edit in enumerate(edits):
-            if edit is not None:
+        for row, own in enumerate(edits):
+            for edit in own:
                 given.setdefault(edit.name, {})[row] = edit
         begin = None
         if layer is not None and self._decoder.begins_anywhere:
             begin = layer, self._stream[layer].expand(rows, -1, -1)
-        return self._decoder(
+        run: Callable[..., Tensor] = self._decoder
+        if self._before is not None:
+            run = self._before.copies(rows).extend
+        found = run(
             torch.tensor([new] * rows, device=self._decoder.device),
-            None if self._state is None else self._state.select([0] * rows),
-            totals=[len(self._ids)] * rows,
             tap=tap,
             edits=[Edit(name=name, fn=_by_row(own)) for name, own in given.items()],
             logits=self._logits,
             begin=begin,
         )
+        return found if found.ndim == 3 else found.unsqueeze(1)
 
 
 def _by_row(edits: Mapping[int, Edit]) -> Callable[[Tensor, Tensor], Tensor]:

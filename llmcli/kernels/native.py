@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,12 +35,16 @@ _VERSION = 30  # `llmcli_native_version` in levels.c
 class TritonState:
     """What this process knows of Triton's kernels.
 
-    `checked`: they agreed with PyTorch's operations (`ops.on_card.check`). `off`: why they are not
-    used, empty if they are. `warn` is called when they are turned off; commands write a note.
+    `checked`: they agreed with PyTorch's operations (`ops.on_card.check`). `choices_checked`: those
+    for sampling were compared (`check_choices`). `off`: why none is used, empty if they are.
+    `groups_off`: groups that are not used, and why. `warn` is called when any are turned off;
+    commands write a note.
     """
 
     checked: bool = False
+    choices_checked: bool = False
     off: str = ""
+    groups_off: dict[str, str] = field(default_factory=dict)
     warn: Callable[[str], object] = warnings.warn
 
 
@@ -106,7 +110,10 @@ def levels() -> list[str]:
 def triton() -> tuple[str, ...]:
     """The groups of Triton's kernels in use on CUDA devices. Raises UsageError like `check`."""
     groups = _groups()
-    return () if TRITON_STATE.off or isinstance(groups, str) else groups
+    if TRITON_STATE.off or isinstance(groups, str):
+        return ()
+    off = TRITON_STATE.groups_off
+    return tuple(group for group in groups if group not in off) if off else groups
 
 
 def triton_status() -> str:
@@ -116,8 +123,12 @@ def triton_status() -> str:
         return groups
     if TRITON_STATE.off:
         return f"off ({TRITON_STATE.off})"
-    checked = "checked" if TRITON_STATE.checked else "checked when a model is loaded"
-    return f"{', '.join(groups)} ({checked})"
+    on, state = triton(), TRITON_STATE
+    done = state.choices_checked if on == ("sampling",) else state.checked
+    checked = "checked" if done else "checked when first used"
+    words = [f"{', '.join(on)} ({checked})"] if on else []
+    words += [f"{group} off ({why})" for group, why in state.groups_off.items()]
+    return "; ".join(words)
 
 
 @cache

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.config.mlp import Activation
 from llmcli.nn.parameters import Parameters
 from llmcli.ops import on_card
 from llmcli.weights.dense import Dense
 from llmcli.weights.routes import ExpertAssignment
 
 if TYPE_CHECKING:
-    from llmcli.kernels.triton.products import Norm, Onto
+    from llmcli.kernels.triton.products import Hidden, Norm, Onto
 
 
 class Fused(NamedTuple):
@@ -75,15 +74,15 @@ class Linear(Segments):
         return isinstance(weight, Dense) and on_card.multiplies(x_BTD, weight.tensor, self.dtype)
 
     def fused(
-        self, x_BTD: Tensor, *, norm: Norm | None = None, wide: bool = False, gated: bool = False,
-        activation: Activation | None = None, onto: Onto | None = None,
+        self, x_BTD: Tensor, *, norm: Norm | None = None, wide: bool = False,
+        hidden: Hidden | None = None, onto: Onto | None = None, kept: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """All segments at once with what is around them, see `on_card.product`; needs `fuses`."""
         assert isinstance(self.weight, Dense)
         dtype = torch.float32 if wide else self.dtype
         return on_card.product(
-            x_BTD, self.weight.tensor, self.bias, dtype, norm=norm, gated=gated,
-            activation=activation, onto=onto,
+            x_BTD, self.weight.tensor, self.bias, dtype, norm=norm, hidden=hidden, onto=onto,
+            kept=kept,
         )  # fmt: skip
 
 

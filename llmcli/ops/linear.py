@@ -77,9 +77,10 @@ def each_own(
     """Every row times the matrix of its own expert, plus its bias: `[P, K]` → `[P, N]`.
 
     The result has the dtype of `x`, or with `wide` at least float32 without rounded sums. Shapes do
-    not depend on `expert_P`; the matrices of `at_once` rows are copied at a time: PyTorch's
-    `grouped_mm` rounds sums, and waits for the host but for bfloat16 from compute capability 9.0.
+    not depend on `expert_P`; the matrices of `at_once` rows are copied at a time.
     """
+    # Not PyTorch's `grouped_mm`: but for bfloat16 on compute capability 9.0 and 10.0 it reads the
+    # groups' ends on the host, which no CUDA graph can hold, and it rounds sums (2.11 to 2.13)
     parts = []
     at_once = len(x_PK) if x_PK.is_meta else at_once
     for first in range(0, len(x_PK), at_once):

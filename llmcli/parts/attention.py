@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import AttentionConfig, KeysValues
-from llmcli.config.norm import JoinedNorm, NormConfig
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.norm import HeadNorm, JoinedNorm
 from llmcli.graph.parts.attention import entering, fused_kernel, mixed
 from llmcli.nn.linear import Fused, Linear
 from llmcli.nn.parameters import Parameters
@@ -67,9 +67,10 @@ class Attention(SoftmaxMap):
         if config.kv.norm is not None and config.kv.layer is None:
             self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
         # whether a card has one kernel for all that is between the product and the scores
-        norm = config.qk_norm
-        by_head = norm is None or (norm.kind == "rms" and type(norm) is NormConfig)
-        self._in_one = by_head and config.kv == KeysValues() and self._late_clip is None
+        norms = [one for one in (config.qk_norm, config.kv.norm) if one is not None]
+        weighted = not isinstance(config.qk_norm, JoinedNorm) or config.qk_norm.weights
+        fit = all(not one.bias and not isinstance(one, HeadNorm) for one in norms)
+        self._in_one = weighted and fit and self._late_clip is None
 
     def fuses(self, x_BTD: Tensor) -> bool:
         """Whether kernels of a card support its products."""
@@ -80,20 +81,24 @@ class Attention(SoftmaxMap):
     ) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
         config = self.config
-        if config.kv.layer is None:
+        entered = self._entered(x_BTD, state, step, fused)
+        if entered is not None:
+            q_BHTd, k_BKSd, v_BKSe, gate_BTG = entered
+        elif config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, state, step, fused)
             if step.cached and k_BKSd is not state["k"]:
                 step.write(k_BKSd, state["k"])
                 step.write(v_BKSe, state["v"])
                 k_BKSd, v_BKSe = state["k"], state["v"]
-            step.share_kv(self.name, k_BKSd, v_BKSe)
         else:
             q_BHTd, gate_BTG = self._queries(x_BTD, step, fused)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
-        growth = config.scores.growth
+        if config.kv.layer is None:
+            step.share_kv(self.name, k_BKSd, v_BKSe)
+        growth = None if entered is not None else config.scores.growth
         if growth is not None and compiled.takes(q_BHTd):
             q_BHTd = compiled.grow(q_BHTd, growth, step.starts_B)
-        else:
+        elif growth is not None:
             q_BHTd = self._grown(q_BHTd, step.positions)
         attended = self._attend if self._fused.runs(step.edits) else self._attend_in_rows
         z_BHTe = attended(q_BHTd, k_BKSd, v_BKSe, step)
@@ -134,6 +139,29 @@ class Attention(SoftmaxMap):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
+    def _entered(
+        self, x_BTD: Tensor, state: LayerState, step: Step, fused: Fused | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+        """Grown queries, the caches once written, and the gates, if a card's kernel does that."""
+        config, own = self.config, self.config.kv.layer is None
+        if not self._in_one or not step.fixed or not step.cached or step.observed:
+            return None
+        caches = (state["k"], state["v"]) if own else step.shared_kv[self.keys_of]
+        if not on_card.enters(x_BTD, *caches):
+            return None
+        keys = config.kv_heads if own else 0
+        heads = config.heads, keys, 0 if config.kv.equal else keys
+        qkv_BTN = self._product(x_BTD, fused)
+        norms = self.q_norm, self.k_norm, self.v_norm
+        q_BHTd = on_card.enter(
+            qkv_BTN, heads, caches, step.starts_B, dtype=self._dtype,
+            norms=[None if one is None else one.fused for one in norms],
+            tables_CR=None if config.rope is None else step.tables(config.rope),
+            growth=config.scores.growth,
+        )  # fmt: skip
+        used = (heads[0] + heads[1]) * config.head_dim + heads[2] * config.value_dim
+        return q_BHTd, *caches, self._gates(qkv_BTN[..., used:], step)
+
     def _project(
         self, x_BTD: Tensor, state: LayerState, step: Step, fused: Fused | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -151,17 +179,6 @@ class Attention(SoftmaxMap):
         values = 0 if config.kv.equal else config.kv_heads * config.value_dim
         gates = config.gated * config.heads * config.value_dim
         qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
-        if self._in_one and step.fixed and step.cached and not step.observed:
-            caches = state["k"], state["v"]
-            if on_card.enters(qkv, *caches):
-                norms, tables_CR = (self.q_norm, self.k_norm), None
-                if config.rope is not None:
-                    tables_CR = step.tables(config.rope)
-                q_BHTd = on_card.enter(
-                    qkv, config.heads, *caches, step.starts_B, dtype=self._dtype,
-                    norms=[one.fused for one in norms if one is not None], tables_CR=tables_CR,
-                )
-                return q_BHTd, *caches, self._gates(raw_BTG, step)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BTKe = v.view(batch, tokens, -1, config.value_dim)
         del qkv, qk, v  # the normalized tensors are copies: free the product

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmcli.config.experts import ExpertsConfig, SharedConfig
 from llmcli.config.mlp import MlpConfig
-from llmcli.nn.linear import Linear, RoutedLinear
+from llmcli.nn.linear import Fused, Linear, RoutedLinear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops import on_card
@@ -55,45 +55,64 @@ class Experts:
         if config.shared is not None:
             self.shared = SharedExpert(config.shared, config, name, parameters)
 
-    def __call__(self, x_BTD: Tensor, step: Step, stream_BTD: Tensor | None = None) -> Tensor:
+    def fuses(self, x_BTD: Tensor) -> bool:
+        """Whether kernels of a card support its router and sum."""
+        return self.norm is None and self.router.fuses(x_BTD)
+
+    def __call__(
+        self, x_BTD: Tensor, step: Step, fused: Fused | None = None,
+        stream_BTD: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """`[B, T, D]` → `[B, T, D]` in at least float32; a router norm reads `stream`."""
         p, reads_BTD = self.name, x_BTD
-        if self.norm is not None:
-            assert stream_BTD is not None
-            reads_BTD = self.norm.observed(stream_BTD, step)
-        chosen_BTK, found_BTK = self._route(reads_BTD, step)
-        weight_BTK: Tensor | None = found_BTK
+        if fused is not None:
+            x_BTD = reads_BTD.new_empty(reads_BTD.shape, dtype=self.router.dtype)
+            logits_BTE = self.router.fused(reads_BTD, norm=fused.norm, wide=True, kept=x_BTD)
+        else:
+            if self.norm is not None:
+                assert stream_BTD is not None
+                reads_BTD = self.norm.observed(stream_BTD, step)
+            logits_BTE = _logits(reads_BTD, self.router)
+        chosen_BTK, found_BTK = self._route(logits_BTE, step)
+        weight_BTK = None if self.config.routing.weighs_input else found_BTK
         routes = ExpertAssignment.of(chosen_BTK, static=step.fixed)
         batch, tokens, count = chosen_BTK.shape
-        if self.config.routing.weighs_input:
-            factor_BKT1 = found_BTK.transpose(1, 2).unsqueeze(-1)
-            x_BKTD = x_BTD.unsqueeze(1).expand(batch, count, tokens, -1)
-            x_BKTD = cast(scale_rows(x_BKTD, factor_BKT1), x_BTD.dtype)
-            x_BKTD = step.emit(f"{p}.expert_in", x_BKTD)
-            read, weight_BTK = (x_BKTD.flatten(0, 2), routes.by_pair), None
-        else:
-            read = x_BTD.flatten(0, 1), routes
-        post_NF = self._fused(*read) if x_BTD.is_cuda and not step.observed else None
+        post_NF = None
+        if x_BTD.is_cuda and not step.observed:
+            post_NF = self._fused(x_BTD.flatten(0, 1), routes, found_BTK)
         if post_NF is None:
+            read = x_BTD.flatten(0, 1), routes
+            if weight_BTK is None:
+                factor_BKT1 = found_BTK.transpose(1, 2).unsqueeze(-1)
+                x_BKTD = x_BTD.unsqueeze(1).expand(batch, count, tokens, -1)
+                x_BKTD = cast(scale_rows(x_BKTD, factor_BKT1), x_BTD.dtype)
+                x_BKTD = step.emit(f"{p}.expert_in", x_BKTD)
+                read = x_BKTD.flatten(0, 2), routes.by_pair
             hidden_ND = self.enter(*read)
             post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)
             post_NF = post_BKTF.flatten(0, 2)
         out_ND = self.down(post_NF, routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
+        if fused is not None:
+            shared = (None, None) if self.shared is None else self.shared.fused(x_BTD, step)
+            return on_card.sum_experts(out_BKTD, weight_BTK, *shared, onto=fused.onto)
         shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
         return summed(out_BKTD, weight_BTK, shared_BTD)
 
-    def _fused(self, x_MD: Tensor, routes: ExpertAssignment) -> Tensor | None:
+    def _fused(
+        self, x_MD: Tensor, routes: ExpertAssignment, weight_BTK: Tensor
+    ) -> Tensor | None:
         """The hidden layers of pairs in one launch, `[N, F]`; None if no kernel supports that."""
-        config, (weight, bias) = self.config, self.enter.wholes[0]
-        if not config.gated or config.clamp is not None or not isinstance(weight, Dense):
+        weight, bias = self.enter.wholes[0]
+        if len(self.enter.wholes) > 1 or not isinstance(weight, Dense):
             return None
-        if len(self.enter.wholes) > 1 or not routes.few(weight.shape[0]):
+        if not routes.few(weight.shape[0]) or not on_card.multiplies_experts(x_MD, weight.tensor):
             return None
-        if not on_card.multiplies_experts(x_MD, weight.tensor):
-            return None
-        of = x_MD, weight.tensor, routes.pairs, bias, x_MD.dtype, config.activation
-        return on_card.product_of_dense_experts(*of)
+        weighs = self.config.routing.weighs_input
+        return on_card.product_of_dense_experts(
+            x_MD, weight.tensor, routes.pairs, bias, x_MD.dtype, self.config,
+            weight_BTK.transpose(1, 2).reshape(-1) if weighs else None,
+        )
 
     def _activated(self, x_BKTF: Tensor, step: Step) -> Tensor:
         """The hidden layers from their input: gates and neurons concatenated, or only neurons."""
@@ -107,10 +126,12 @@ class Experts:
         act_BKTF = step.emit(f"{p}.act", self.act(gate_BKTF))
         return step.emit(f"{p}.post", gate(act_BKTF, up_BKTF, self.config.clamp))
 
-    def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _route(self, logits_BTE: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """The chosen experts of each token, and their weights, both `[B, T, K]`."""
         p, routing = self.name, self.config.routing
-        logits_BTE = step.emit(f"{p}.router_logits", _logits(x_BTD, self.router))
+        logits_BTE = step.emit(f"{p}.router_logits", logits_BTE)
+        if not step.observed and on_card.routes(logits_BTE):
+            return on_card.route(logits_BTE, self.correction, self.factors, routing)
         scores_BTE = logits_BTE
         if routing.scores != "softmax of the chosen":
             made_BTE = share(scores_BTE, sigmoid=routing.scores == "sigmoid")
@@ -133,6 +154,12 @@ class SharedExpert:
         self.weigh: Linear | None = None
         if config.weighed:
             self.weigh = Linear(parameters, part, "shared")
+
+    def fused(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The result, and if it is not weighed yet x and w of its weight."""
+        if self.weigh is None or not isinstance(self.weigh.weight, Dense):
+            return self(x_BTD, step), None
+        return self.mlp(x_BTD, step), (x_BTD, self.weigh.weight.tensor)
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""

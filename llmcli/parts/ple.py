@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from llmcli.config.embedding import EmbeddingConfig
+from llmcli.config.mlp import MlpConfig
 from llmcli.config.ple import PleConfig
 from llmcli.graph.parts.ple import BOTH
-from llmcli.nn.linear import Linear
+from llmcli.nn.linear import Fused, Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
@@ -57,15 +58,25 @@ class Ple:
     def __init__(self, config: PleConfig, name: str, parameters: Parameters) -> None:
         self.name, self.layer = name, int(name.split(".")[1])
         self.act = activation(config.activation)
+        self.hidden = MlpConfig(hidden=config.size, activation=config.activation, gated=False)
         self.gate = Linear(parameters, name, "gate")
         self.out = Linear(parameters, name, "out")
 
-    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+    def fuses(self, x_BTD: Tensor) -> bool:
+        """Whether kernels of a card support its products."""
+        return self.gate.fuses(x_BTD) and self.out.fuses(x_BTD)
+
+    def __call__(self, x_BTD: Tensor, step: Step, fused: Fused | None = None) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
         assert step.per_layer is not None
+        own_BTP = step.per_layer[:, :, self.layer]
+        if fused is not None:
+            act_BTP = self.gate.fused(x_BTD, norm=fused.norm, hidden=self.hidden)
+            post_BTP = gate(act_BTP, own_BTP).to(act_BTP.dtype)
+            return self.out.fused(post_BTP, onto=fused.onto, wide=True)
         gate_BTP = step.emit(f"{self.name}.gate", self.gate(x_BTD))
         act_BTP = step.emit(f"{self.name}.act", self.act(gate_BTP))
-        post_BTP = gate(act_BTP, step.per_layer[:, :, self.layer]).to(x_BTD.dtype)
+        post_BTP = gate(act_BTP, own_BTP).to(x_BTD.dtype)
         return self.out.wide(step.emit(f"{self.name}.post", post_BTP))
 
 

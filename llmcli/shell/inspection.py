@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # what `/look` of `chat` can show, and the options that it takes there (see `look` in `command.py`)
 IN_CHAT: dict[str, tuple[str, ...]] = {
+    "ablate": ("answer", "versus", "what", "by", "position"),
     "attention": ("layer", "head", "query", "key", "map", "metrics"),
     "experts": ("layer", "position"),
     "lens": ("layer", "position", "target"),

@@ -398,6 +398,8 @@ class DraftOptions:
         if self.draft == "ngram":
             return Speculation(NgramDraft())
         small = load_model(
-            replace(options, model=self.draft, revision=None, context_length=None), out, text=True
+            replace(options, model=self.draft, revision=None, context_length=None, edit=None),
+            out,
+            text=True,
         )
         return Speculation(ModelDraft(small.model, model))

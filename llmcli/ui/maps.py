@@ -26,6 +26,7 @@ from llmcli.ui.theme import FAINT
 NAME = 16  # columns of the name of a row, at most
 NINTHS = 9
 SIDE = 26  # pixels of a cell of the picture
+COLUMN = 44  # columns of one of two lists beside each other
 DIGITS = 6  # of a number in the page
 
 
@@ -33,8 +34,8 @@ DIGITS = 6  # of a number in the page
 class Map:
     """Values `[rows, columns]`, NaN where there is nothing; `title` says of what.
 
-    The first `numbered` rows are heads or positions. `sums`: the last row is the sum of all terms
-    up to each column, on a scale of its own.
+    The first `numbered` rows are heads or positions. The last `apart` rows have a scale of their
+    own; `apart_title` says what they are.
     """
 
     title: str
@@ -42,18 +43,24 @@ class Map:
     columns: Sequence[str]
     values: np.ndarray
     numbered: int
-    sums: bool = False
+    apart: int = 0
+    apart_title: str = ""
 
     @property
     def scale(self) -> Scale:
-        """Of all rows but the sums."""
-        return Scale.around([self.values[: len(self.names) - self.sums]])
+        """Of all rows but those apart."""
+        return Scale.around([self.values[: len(self.names) - self.apart]])
+
+    @property
+    def scale_apart(self) -> Scale:
+        """Of the rows apart."""
+        return Scale.around([self.values[len(self.names) - self.apart :]])
 
     def fractions(self) -> np.ndarray:
         """The places of all cells on their scales."""
         found = self.scale.fractions(self.values)
-        if self.sums:
-            found[-1] = Scale.around([self.values[-1]]).fractions(self.values[-1])
+        if self.apart:
+            found[-self.apart :] = self.scale_apart.fractions(self.values[-self.apart :])
         return found
 
 
@@ -81,8 +88,8 @@ def draw_map(
             cells = [[_cell(places[row, at], int(codes[row, at]), cell, ink)] for at in columns]
             yield from grid.line(fitted(name, gutter - 1, ink).rstrip(), cells)
     parts = [f"{of.title}; 9 is {number(of.scale.high)}"]
-    if of.sums:
-        parts.append(f"so far: their sum; 9 is {number(float(np.abs(of.values[-1]).max()))}")
+    if of.apart:
+        parts.append(f"{of.apart_title}; 9 is {number(of.scale_apart.high)}")
     yield Line([*parts, *([f"{note}, all: {whole}"] if note else [])], FAINT)
 
 
@@ -119,6 +126,17 @@ def pooled(of: Map, most: int | None) -> tuple[Map, str]:
     shown = np.array([*values, *of.values[of.numbered :]])
     of = replace(of, names=[*names, *(of.names[at] for at in rest)], values=shown)
     return replace(of, numbered=len(names)), f"a cell is the strongest of {each} heads"
+
+
+def beside(
+    sides: Sequence[Sequence[str]], width: int, ink: Ink
+) -> Iterator[RenderableType]:
+    """Two lists of lines beside each other."""
+    half = min(width, 2 * COLUMN) // 2
+    for at in range(max(map(len, sides))):
+        left, right = (side[at] if at < len(side) else "" for side in sides)
+        line = f"{fitted(left, half - 1, ink)} {right}" if right else left
+        yield Text(fitted(line, width, ink).rstrip(), no_wrap=True)
 
 
 def signed(value: float) -> str:

@@ -26,6 +26,7 @@ SCRIPTS = {
     "attribute": ("common", "attribute"),
     "experts": ("common", "experts"),
     "lens": ("common", "lens"),
+    "patch": ("common", "attribute"),
 }
 
 

@@ -43,10 +43,13 @@ class ExpertAssignment:
         """
         batch, tokens, chosen = chosen_BTK.shape
         device = chosen_BTK.device
-        row_BT = torch.arange(batch * tokens, device=device).view(batch, 1, tokens)
+        row_N = None
+        if tokens > 1:
+            row_BT = torch.arange(batch * tokens, device=device).view(batch, 1, tokens)
+            row_N = row_BT.expand(batch, chosen, tokens).reshape(-1)
         return cls(
             expert_N=chosen_BTK.transpose(1, 2).reshape(-1),
-            row_N=None if tokens == 1 else row_BT.expand(batch, chosen, tokens).reshape(-1),
+            row_N=row_N,
             experts_per_row=chosen,
             static=static or chosen_BTK.is_meta or torch.compiler.is_compiling(),
             at_once=chosen,

@@ -367,6 +367,7 @@ def test_options_of_cuda_are_shown_if_there_is_a_gpu(cli, gpus, monkeypatch):
     monkeypatch.setattr("llmcli.commands.env.command.environment", lambda: machine)
     found, _ = settings(cli)
     assert all(found.get(name) == ((False, "default") if gpus else None) for name in CUDA_OPTIONS)
+    assert ("Triton kernels" in found) == bool(gpus)
     line = "cuDNN attention off · CUDA TF32 off · CUDA 16-bit reductions off"
     assert (line in " ".join(cli("env").out.split())) == bool(gpus)
 

@@ -10,13 +10,13 @@ from cli_tiny import write_tiny
 from fake_process import MIB, FakeProcess
 
 from llmcli.checkpoints import CATALOG
-from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.loading import load
+from llmcli.shell.batch import read_batch
 from llmcli.shell.output import Screen
 from llmcli.shell.sampling import DEFAULTS, SamplingOptions, resolve
 

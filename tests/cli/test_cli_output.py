@@ -32,10 +32,10 @@ import llmcli
 from llmcli.cli.group import width
 from llmcli.commands.attention.command import replay_command
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.shell import documents, prompts
+from llmcli.shell.batch import read_batch
 from llmcli.shell.conversations import read_conversation
 from llmcli.shell.encoding import TemplateOptions, template_variables
 from llmcli.shell.exits import tell

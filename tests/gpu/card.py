@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from llmcli.decoder.steps import GraphRecorder
 from llmcli.kernels import native
@@ -23,6 +23,7 @@ from llmcli.ops import on_card
 
 KERNELS = on_card.kernels  # Triton's, which need a card
 aten = torch.ops.aten
+PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
 # they have no parts: which kernel computes it is chosen from the device
 WHOLE = {aten.scaled_dot_product_attention.default, aten.rms_norm.default}
 # nothing is launched for them, as for views
@@ -139,6 +140,11 @@ class Card(TorchDispatchMode):
     place.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Nothing is compiled here; to see to that at each operation takes a fifth longer."""
+        return False
+
     def __init__(self, *, float64=True):
         super().__init__()
         _let_indexing_through()
@@ -215,18 +221,21 @@ class Card(TorchDispatchMode):
             args, kwargs = _mapped(_here, args), {k: _mapped(_here, v) for k, v in kwargs.items()}
             made = run(*args, **kwargs)
             if self._tape is not None:
-                self._tape.add(run, args, kwargs, [made])
+                self._tape.add(run, args, kwargs, _leaves(made))
                 self.calls.append((run.__name__, *map(_said, _leaves([*given, made]))))
                 self.launches += [run.__name__] * launches
-            return _wrapped(made, known)
+            return _mapped(lambda x: _wrapped(x, known), made)
 
         return call
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func not in WHOLE and _has_parts(func):
-            with _again(self):  # in inference mode, operations come here whole
-                return func.decompose(*args, **kwargs)
+        if _has_parts(func):
+            _push_mode(self)  # in inference mode, operations come here whole
+            try:
+                return func._op_dk(PARTS, *args, **kwargs)
+            finally:
+                _pop_mode()
         given = [x for x in _leaves((args, tuple(kwargs.values()))) if isinstance(x, Tensor)]
         there = [x for x in given if isinstance(x, OnCard)]
         device = kwargs.get("device")
@@ -290,26 +299,22 @@ class Card(TorchDispatchMode):
         self.calls.append((str(func), *map(_said, _leaves((args, tuple(kwargs.values()), outs)))))
 
 
-@contextmanager
-def _again(mode):
-    """Active once more, within its own call."""
-    TorchDispatchMode.__enter__(mode)
-    try:
-        yield
-    finally:
-        TorchDispatchMode.__exit__(mode, None, None, None)
-
-
 @cache
 def _has_parts(func):
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return func not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), PARTS)
 
 
 def _leaves(x):
     """Of lists in lists, which is all that operations have."""
     if not isinstance(x, list | tuple):
         return [x]
-    return [leaf for one in x for leaf in _leaves(one)]
+    found = []
+    for one in x:
+        if isinstance(one, list | tuple):
+            found += _leaves(one)
+        else:
+            found.append(one)
+    return found
 
 
 def _mapped(f, x):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 from card import Card, OnCard
-from covers import in_turn
+from covers import KINDS, in_turn, once
 from gguf_model import metadata, shapes, write_file
 from small_models import as_model, ids, random_decoder, walked
 from zoo import MODELS
@@ -41,12 +41,13 @@ from llmcli.weights.packed import Packed
 CPU, SAME, CARD = map(torch.device, ("cpu", "cpu:0", "cuda:0"))
 FREE = {"cuda": 1 << 40, "cpu": 1 << 40}
 PROMPTS = [[5, 9, 2, 7], [3, 1]]
-# what layers share, keep, and take from the step; the other models are exhaustive
+# what layers share, keep, and take from the step; other models are exhaustive
 SHARING = (
     "keys and values of another layer", "embeddings for each layer", "layers that differ", "window",
     "mamba-2", "gated deltanet", "latent attention", "short convolutions", "longrope", "sinks",
     "scores lowered by distance", "experts beside the feed-forward", "gpt2, scale of its own",
 )  # fmt: skip
+PLACED = [name for name in MODELS if name in {*SHARING, *KINDS}]
 VIEWED = SHARING[0], *SHARING[5:7], *SHARING[9:11]
 
 COUNTS = {"one": lambda n: 1, "half": lambda n: -(-n // 2), "all": lambda n: n}
@@ -74,13 +75,13 @@ def split(here, device, first):
     return there
 
 
-def splits(*names, of=MODELS):
+def splits(names, of, chosen=in_turn):
     """Models whose first device has one layer, half of them or all; the others are exhaustive."""
     every = [
         name if name in names else pytest.param(name, marks=pytest.mark.exhaustive)
         for name in of
     ]
-    return in_turn(every, [*COUNTS])
+    return chosen(every, [*COUNTS])
 
 
 def everything(decoder):
@@ -96,7 +97,7 @@ def everything(decoder):
     return found, seen, marks
 
 
-@pytest.mark.parametrize(("name", "first"), splits(*SHARING))
+@pytest.mark.parametrize(("name", "first"), splits(SHARING, MODELS))
 def test_the_bits_are_those_of_one_device(name, first):
     here = random_decoder(MODELS[name])
     there = split(here, SAME, COUNTS[first](len(here.blocks)))
@@ -108,7 +109,7 @@ def test_the_bits_are_those_of_one_device(name, first):
     assert all(torch.equal(seen[name], as_seen[name]) for name in seen)
 
 
-@pytest.mark.parametrize(("name", "first"), splits(*SHARING))
+@pytest.mark.parametrize(("name", "first"), splits(SHARING, PLACED))
 def test_nothing_meets_that_is_not_on_one_device(name, first, card):
     here = random_decoder(MODELS[name])
     there = split(here, CARD, count := COUNTS[first](len(here.blocks)))
@@ -131,7 +132,7 @@ def test_the_clock_waits_for_the_device_of_a_layer(card, monkeypatch):
     assert len(waits) > 10
 
 
-@pytest.mark.parametrize(("name", "first"), splits(*VIEWED, of=SHARING))
+@pytest.mark.parametrize(("name", "first"), splits(VIEWED, SHARING, once))
 def test_views_prove_the_layers_of_every_device(name, first, card):
     here = random_decoder(MODELS[name])
     model = as_model(split(here, CARD, COUNTS[first](len(here.blocks))))

@@ -39,9 +39,9 @@ SAMPLINGS = {
 }
 # of a token, its copy to the host included: by PyTorch alone, and by our kernels
 LAUNCHES = {
-    "greedy": (4, 4), "default": (27, 4), "all filters off": (14, 14), "top-p alone": (24, 24),
-    "penalties": (40, 5), "greedy with penalties": (18, 5), "penalties and top-p alone": (32, 32),
-    "min-p alone": (16, 16), "many": (27, 27), "suppressed": (28, 5),
+    "greedy": (4, 4), "default": (27, 4), "all filters off": (14, 4), "top-p alone": (24, 6),
+    "penalties": (40, 5), "greedy with penalties": (18, 5), "penalties and top-p alone": (32, 7),
+    "min-p alone": (16, 4), "many": (27, 6), "suppressed": (28, 5),
 }  # fmt: skip
 PROMPTS = [[5, 9, 2, 7], [3, 1]]
 
@@ -74,9 +74,12 @@ class Counted(Card):
 
     def choose(self, logits, k, numbers, *rest):
         """The kernels' result, by the operations that they are twins of."""
-        self.launched += ["best", "draw"]
+        few = 0 < k <= 64
+        self.launched += ["best", "draw"] if few else ["score", "pick"]
+        self.launched += ["sort", "weight"] * (k > 64)
         reals = dict(zip(_REALS, numbers.here.tolist(), strict=True))
         assert k == 1 or reals["temperature"] > 0
+        assert k or reals["top_p"] == 1
         here = (None if x is None else x.here for x in rest)
         return tuple(map(OnCard, choose(logits.here, Sampling(top_k=k, **reals), *here)))
 
@@ -157,9 +160,8 @@ def test_few_launches_draw_a_token(card, name, batch, monkeypatch):
 def test_logits_that_kernels_take(card, monkeypatch):
     monkeypatch.setattr(on_card, "kernels", lambda: card)
     x = torch.zeros(9, 9, device="cuda:0")
-    takes = [(x, 1), (x.bfloat16(), 64)]
-    others = [(x, 0), (x, 65), (x.double(), 1), (x.T, 1)]
-    assert [on_card.chooses(*one) for one in takes + others] == [True] * 2 + [False] * 4
+    rows = x, x.bfloat16(), x.double(), x.T
+    assert [*map(on_card.chooses, rows)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,8 @@ class TimedEvent(Event):
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens"), [("llama", 4), ("llama", 1), ("dynamic, within its length", 4)]
+    ("name", "tokens"),
+    [("llama", 4), ("llama", 1), ("dynamic, within its length", 4), ("longrope", 4)],
 )
 def test_timing_runs_what_generate_does(card, monkeypatch, name, tokens):
     """Captured steps that wait for no token, between two events; parts of computed ones, scaled."""

@@ -21,7 +21,7 @@ STEPS = ("attend.c", "experts.c", "recurrent.c", "steps.c")
 PROGRAMS = {"fuzz": [FUZZER], "steps": [str(Path(__file__).with_name(name)) for name in STEPS]}
 EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", str(1 << native.LEVELS.index("dotprod"))
 # a race is in how rows are given out, whatever their numbers are; and takes five times as long
-BLOCKS = {"memory": "5000", "thread": "1000"}
+BLOCKS = {"memory": "2000", "thread": "1000"}
 # Clang has other optimizations, which is why the objects are its own; a machine may have it without
 # the library that looks for races, which is therefore the usual compiler's. Traps in place of words
 # and no pointers' checks are half the time of compiling: the fuzzer's script has and says it all.

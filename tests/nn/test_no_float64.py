@@ -23,10 +23,9 @@ class NoFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        with self:  # in inference mode, `Tensor.to` comes here whole
-            made = func.decompose(*args, **kwargs)
-        if made is not NotImplemented:
-            return made
+        if func._can_decompose():
+            with self:  # in inference mode, `Tensor.to` comes here whole
+                return func.decompose(*args, **kwargs)
         if func is torch.ops.aten._to_copy.default and str(kwargs.get("device")) == "cpu":
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         made = func(*args, **kwargs)

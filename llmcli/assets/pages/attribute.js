@@ -42,6 +42,9 @@ function tokenSpan(token, at) {
   return span;
 }
 
+$("heading").textContent = data.heading;
+$("strongest").textContent = data.terms_heading;
+$("note").textContent = data.note;
 $("model").textContent = data.title;
 $("words").textContent = data.words.join(" · ");
 $("tokens").replaceChildren(...data.tokens.map(tokenSpan));

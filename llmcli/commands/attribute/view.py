@@ -69,7 +69,8 @@ def maps(report: AttributeReport) -> list[Map]:
         made.append(
             Map(
                 title=title, names=names, columns=columns[: values.shape[1]], values=values,
-                numbered=max(heads) if direct else len(rows), sums=direct,
+                numbered=max(heads) if direct else len(rows),
+                apart=int(direct), apart_title="so far: their sum" * direct,
             )
         )  # fmt: skip
     return made
@@ -154,6 +155,9 @@ def term_words(report: AttributeReport, term: Contribution) -> str:
 def attribution_page(report: AttributeReport, title: str) -> bytes:
     """Every map and the strongest terms as one HTML file. `title` names the model."""
     data = {
+        "heading": "Attribution",
+        "terms_heading": "The strongest terms",
+        "note": "Red adds, blue takes away; the row of sums has a scale of its own.",
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens],
@@ -172,6 +176,6 @@ def attribution_png(report: AttributeReport, title: str) -> bytes:
     """The first map as a PNG file, the strongest terms in its footer. `title` names the model."""
     of = maps(report)[0]
     terms = (f"{term_words(report, one)} {signed(one.value)}" for one in _by_size(report)[:5])
-    parts = [*["so far has a scale of its own"] * of.sums, ", ".join(terms)]
+    parts = [*["so far has a scale of its own"] * of.apart, ", ".join(terms)]
     heading = f"Attribution: {next(_headline(report))}"
     return map_png(of, heading, title, "; ".join(parts), report.ok)

@@ -26,7 +26,7 @@ from llmcli.shell.encoding import check_name
 from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.output import Output, write_document
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import edit_requests, header
+from llmcli.shell.running import edit_requests, header, note_edits
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
@@ -221,6 +221,7 @@ class Chat:
                 limit = counted(settings.limit, "token")
                 words = f"the answer ends at the limit of {limit}: {more} allows more"
             self.out.note(words)
+        note_edits(conversation.model, self.out)
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
@@ -352,13 +353,12 @@ class Chat:
 
         model = self.conversation.model
         before = model.edits
-        added = edit_requests([text], model.config) if text != "none" else ()
+        added = edit_requests([text], model.config, self.settings.seed) if text != "none" else ()
         model.edits = (*before, *added) if added else ()
         try:
             apply_edits(model, [])
-        except UsageError:
+        except BaseException:
             model.edits = before
-            apply_edits(model, [])
             raise
         self.conversation.reread()
 

@@ -312,8 +312,9 @@ COMMANDS = {
 def converse(chat: Chat) -> None:
     """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
     if not chat.out.quiet:
-        name = chat.conversation.model.name
-        chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
+        model = chat.conversation.model
+        edits = ", edited: " * bool(model.edits) + ", ".join(edit.text for edit in model.edits)
+        chat.out.aside(f"{model.name}{one_line(edits)} · /help lists the commands, Ctrl-D ends")
         if said := [one for one in chat.conversation.messages if one.role != "system"]:
             chat.aside(f"{counted(len(said), 'message')} so far")
             recall(chat)

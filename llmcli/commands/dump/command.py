@@ -12,7 +12,7 @@ from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
-from llmcli.shell.encoding import ChatOptions, TemplateOptions, encode
+from llmcli.shell.encoding import ChatOptions, TemplateOptions, check_fits, encode
 from llmcli.shell.files import whole_file, written
 from llmcli.shell.inspection import (
     Export,
@@ -175,7 +175,9 @@ def _dumped(
     model = look.model
     minus = None
     if dump.minus is not None:
-        minus = encode(Prompt(dump.minus), ChatOptions(raw=True), model).ids
+        other = encode(Prompt(dump.minus), ChatOptions(raw=True), model)
+        check_fits([other], model.config, None)
+        minus = other.ids
 
     def metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
         """What the file says of itself."""

@@ -53,6 +53,8 @@ def command(
     if machine.gpus:
         of_cuda = CUDA_OPTIONS.items()
         found += tuple(_setting(name, on, "on" if on else "off") for name, on in of_cuda)
+    elif found[-1].source == "default":  # Triton kernels, which need one
+        found = found[:-1]
     report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
     out.present(lambda: render_environment(report), members(report), environment=machine)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from llmcli.errors import UsageError
-from llmcli.records.ranges import Range
+from llmcli.shell.batch import read_batch
 from llmcli.shell.configuration import names_from_file
-from llmcli.shell.documents import check_value, not_empty, parse, read, read_text
 from llmcli.shell.encoding import ChatOptions, check_fits, encode, named
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
-from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, stop_texts
+from llmcli.shell.prompts import read_prompt, stop_texts
 from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve
 
@@ -31,21 +28,6 @@ Examples:
 """
 TEXT = "Text"
 Level = Literal["off", "short", "full"]
-_LINE = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchLine:
-    """A line of `--batch` that is not a conversation."""
-
-    hint: ClassVar[str] = _LINE
-    others: ClassVar[bool] = False
-    prompt: Annotated[str, not_empty] | None = None
-    ids: Annotated[tuple[Annotated[int, Range(0)], ...], not_empty] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.ids is None):
-            raise ValueError("must have either `prompt` or `ids`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,36 +83,6 @@ class GenerateOptions:
     stream_json: bool = opt(
         False, "--stream-json", "A JSON line for each token.", panel=OUTPUT, excludes=("--json",)
     )
-
-
-def read_batch(path: str) -> list[Prompt]:
-    """The prompts of a JSONL file (`-`: stdin), a line each.
-
-    A line is a string, {"prompt": …}, {"ids": […]} or {"messages": […]}. Empty lines are skipped.
-    Raises UsageError with the line's number for anything else.
-    """
-    from llmcli.shell.conversations import read_conversation
-
-    text = read_stdin(sys.stdin) if path == "-" else read_text(path)
-    prompts = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            where = f"line {number} of `{path}`"
-            value = parse(line, where, _LINE)
-            if isinstance(value, dict) and "messages" in value:
-                conversation = read_conversation(value, where)
-                prompts.append(Prompt(conversation.last, (), where, conversation))
-            elif isinstance(value, str):
-                check_value(value, where)
-                if not value:
-                    raise UsageError(f"{where} is empty", hint=_LINE)
-                prompts.append(Prompt(value))
-            else:
-                found = read(BatchLine, value, where)
-                prompts.append(Prompt(found.prompt, found.ids or (), where))
-    if not prompts:
-        raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
-    return prompts
 
 
 def command(

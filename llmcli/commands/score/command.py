@@ -133,9 +133,10 @@ def _score(
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
 
-    apply_edits(model, [ids])
+    apply_edits(model, [ids], window)
     for edit in model.edits:
-        if len(ids) > window and any(map(edit.ends, edit.places)):
+        positions = edit.prompt is not None or any(map(edit.ends, edit.places))
+        if len(ids) > window and positions:
             raise UsageError(
                 f"`--edit {edit.text}` names positions, and a window has only {window} tokens",
                 hint="name none, or give a text that fits the context",

@@ -213,6 +213,8 @@ class TimingReport:
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
     system does not say. `interrupted`: only phases with at least one complete pair are included.
     `machine_load`: what other programs took meanwhile. `working_set`: bytes that a step streams.
+    `ceilings` and `peak` are of one device; with layers on several devices the phases' `totals`
+    have no bounds, and of their `parts` only those on that device.
     """
 
     prompt_tokens: int
@@ -229,6 +231,7 @@ class TimingReport:
     machine_load: MachineLoad
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
     interrupted: bool = field(default=False, metadata=APART)
+    several_devices: bool = field(default=False, metadata=APART)
 
     @derived
     def finish_reason(self) -> Literal["complete", "interrupted"]:

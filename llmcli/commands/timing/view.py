@@ -77,7 +77,8 @@ def render_timing(
     parts: list[RenderableType] = [*_overheads(report, details), Text()] if report.phases else []
     for phase in report.phases:
         parts.append(_headline(phase))
-        parts += [Indented(Line(words), by=2) for words in _phase_words(phase)] if details else []
+        words = filter(None, _phase_words(phase)) if details else ()
+        parts += [Indented(Line(one), by=2) for one in words]
     if details:
         for phase in report.phases:
             parts += [Text(), _parts_table([phase], whole=True)]
@@ -358,7 +359,8 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
         elif ceilings.caches:
             largest = max(cache.bytes for cache in ceilings.caches)
             where += f": no cache holds them (at most {size(largest)})"
-        yield Line([f"a step's {amount} {where}"])
+        if not report.several_devices:
+            yield Line([f"a step's {amount} {where}"])
     else:
         first, *rest = ceiling_summary(ceilings)
         peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
@@ -366,6 +368,9 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
         found = {part.bound for phase in report.phases for part in phase.totals}
         why = [f"{bound}: bound by {words}" for bound, words in _WHY.items() if bound in found]
         yield Line([", ".join([f"ceilings: {first}", *rest]), *peak, *why], FAINT)
+    if report.several_devices:
+        what = "no lower bounds: layers are on several devices"
+        yield Line([f"{what}, ceilings and peak memory are of {ceilings.device} alone"], FAINT)
     if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases

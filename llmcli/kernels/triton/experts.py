@@ -14,22 +14,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmcli.config.mlp import ACTIVATIONS, Activation
 from llmcli.kernels.triton.packed import Routed
-from llmcli.kernels.triton.products import COLUMNS, ROWS, accumulated, activated
+from llmcli.kernels.triton.products import (
+    COLUMNS,
+    ROWS,
+    Hidden,
+    Onto,
+    accumulated,
+    hidden_constants,
+    hidden_layer,
+)
 
 _SUMMED = 512  # columns of a program
 
 
 @triton.jit
 def expert_kernel(
-    x, w, bias, out, expert, row, columns, outputs, w_expert, w_row, bias_row, each,
-    BIAS: tl.constexpr, ROW: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, w, bias, weight, out, expert, row, columns, outputs, w_expert, w_row, bias_row, each,
+    limit, plus,
+    BIAS: tl.constexpr, ROW: tl.constexpr, WEIGHED: tl.constexpr, ACT: tl.constexpr,
+    GATED: tl.constexpr, CLAMPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Output p uses matrix `expert[p]` and row p // `each` of x, or with ROW row `row[p]`.
 
-    GATED: a matrix has gates above as many neurons; the result is act(gate) · neuron.
+    WEIGHED: the row is multiplied by `weight[p]` first. ACT and what follows as in `row_kernel`.
     """
     p = tl.program_id(1)
     own = tl.load(expert + p)
@@ -46,50 +54,51 @@ def expert_kernel(
     for start in range(0, columns, COLUMNS):
         at = start + c
         one = tl.load(x + at, at < columns, 0.0).to(tl.float32)
+        if WEIGHED:
+            one = (one * tl.load(weight + p)).to(x.dtype.element_ty).to(tl.float32)
         both = (n[:, None] < outputs) & (at < columns)[None, :]
         sums, ups = accumulated(sums, ups, one, w + at[None, :], rows, below, both, GATED)
     y = tl.sum(sums, 1)
     if BIAS:
         y += tl.load(bias + n, n < outputs, 0.0).to(tl.float32)
     narrow = out.dtype.element_ty
-    if GATED:
+    if ACT >= 0:
         up = tl.sum(ups, 1)
-        if BIAS:
+        if BIAS and GATED:
             up += tl.load(bias + outputs + n, n < outputs, 0.0).to(tl.float32)
-        act = activated(y.to(narrow).to(tl.float32), ACT).to(narrow).to(tl.float32)
-        y = act * up.to(narrow).to(tl.float32)
+        y = hidden_layer(y, up, limit, plus, narrow, ACT, GATED, CLAMPED)
     tl.store(out + p.to(tl.int64) * outputs + n, y.to(narrow), n < outputs)
 
 
 def expert_product(
     x_MK: Tensor, w_ENK: Tensor, pairs: Routed, bias_EN: Tensor | None = None, *,
-    out: torch.dtype, activation: Activation | None = None,
+    out: torch.dtype, hidden: Hidden | None = None, weight_P: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`X Wᵀ + b` of P pairs of a row and an expert, `[P, N]` in the dtype `out`; see `Routed`.
 
-    Sums are float32 and rounded once, with the bias. With an `activation` each matrix has gates
-    and, below them, as many neurons: `act(gate) ∘ neuron`, rounded like separate operations.
+    Sums are float32 and rounded once, with the bias; what becomes of the `hidden` layer is rounded
+    like separate operations, and so are rows times a `weight`.
     """
     expert_P, row_P, each = pairs
-    outputs = w_ENK.shape[1] // (1 if activation is None else 2)
+    outputs, clamp, how = hidden_constants(w_ENK.shape[1], hidden)
     y_PN = torch.empty(len(expert_P), outputs, device=x_MK.device, dtype=out)
     expert_kernel[(triton.cdiv(outputs, ROWS), len(expert_P))](
-        x_MK.contiguous(), w_ENK, x_MK if bias_EN is None else bias_EN, y_PN, expert_P,
+        x_MK.contiguous(), w_ENK, x_MK if bias_EN is None else bias_EN,
+        x_MK if weight_P is None else weight_P, y_PN, expert_P,
         expert_P if row_P is None else row_P, x_MK.shape[1], outputs, *w_ENK.stride()[:2],
-        0 if bias_EN is None else bias_EN.stride(0), each, BIAS=bias_EN is not None,
-        ROW=row_P is not None, GATED=activation is not None,
-        ACT=-1 if activation is None else list(ACTIVATIONS).index(activation),
-        ROWS=ROWS, COLUMNS=COLUMNS,
+        0 if bias_EN is None else bias_EN.stride(0), each, *clamp, BIAS=bias_EN is not None,
+        ROW=row_P is not None, WEIGHED=weight_P is not None, ROWS=ROWS, COLUMNS=COLUMNS, **how,
     )  # fmt: skip
     return y_PN
 
 
 @triton.jit
 def sum_kernel(
-    y, weight, rest, out, tokens, columns,
-    CHOSEN: tl.constexpr, WEIGHED: tl.constexpr, ADDS: tl.constexpr, COLUMNS: tl.constexpr,
+    y, weight, rest, x, gate, stream, out, tokens, columns, factor,
+    CHOSEN: tl.constexpr, WEIGHED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr,
+    ONTO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one token."""
+    """Some columns of one token. GATED: `rest` is multiplied by σ(x · gate)."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = at < columns
@@ -102,17 +111,36 @@ def sum_kernel(
         sums += one
         y += tokens * columns
     if ADDS:
-        sums += tl.load(rest + token * columns + at, there, 0.0)
+        one = tl.load(rest + token * columns + at, there, 0.0)
+        if GATED:
+            products = tl.zeros([COLUMNS], tl.float32)
+            for start in range(0, columns, COLUMNS):
+                c = start + tl.arange(0, COLUMNS)
+                read = tl.load(x + token * columns + c, c < columns, 0.0).to(tl.float32)
+                products += read * tl.load(gate + c, c < columns, 0.0).to(tl.float32)
+            one *= 1 / (1 + tl.exp(-tl.sum(products, 0)))
+        sums += one
+    if ONTO:
+        sums = sums * factor + tl.load(stream + token * columns + at, there, 0.0)
     tl.store(out + token * columns + at, sums, there)
 
 
-def sum_experts(y_BCTD: Tensor, weight_BTC: Tensor | None, rest_BTD: Tensor | None) -> Tensor:
-    """`ops.routing.summed` of float32: `[B, T, D]`."""
+def sum_experts(
+    y_BCTD: Tensor, weight_BTC: Tensor | None, rest_BTD: Tensor | None,
+    gate: tuple[Tensor, Tensor] | None = None, *, onto: Onto | None = None,
+) -> Tensor:  # fmt: skip
+    """`ops.routing.summed` of float32: `[B, T, D]`.
+
+    `gate`: x `[B, T, D]` and w `[1, D]`, rest is multiplied by `σ(x · w)`. `onto`: the sum is added
+    to a stream; it has no norm.
+    """
     batch, chosen, tokens, columns = y_BCTD.shape
     out_BTD = y_BCTD.new_empty(batch, tokens, columns)
-    weight, rest = (y_BCTD if one is None else one.contiguous() for one in (weight_BTC, rest_BTD))
+    stream, _, factor = onto or (None, None, 1.0)
+    given = weight_BTC, rest_BTD, *(gate or (None, None)), stream
     sum_kernel[(batch * tokens, triton.cdiv(columns, _SUMMED))](
-        y_BCTD.contiguous(), weight, rest, out_BTD, tokens, columns, CHOSEN=chosen,
-        WEIGHED=weight_BTC is not None, ADDS=rest_BTD is not None, COLUMNS=_SUMMED,
+        y_BCTD.contiguous(), *(y_BCTD if one is None else one.contiguous() for one in given),
+        out_BTD, tokens, columns, factor, CHOSEN=chosen, WEIGHED=weight_BTC is not None,
+        ADDS=rest_BTD is not None, GATED=gate is not None, ONTO=onto is not None, COLUMNS=_SUMMED,
     )  # fmt: skip
     return out_BTD

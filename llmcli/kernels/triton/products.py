@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmcli.config.mlp import ACTIVATIONS, Activation
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.mlp import ACTIVATIONS, MlpConfig
 
 ROWS = 8  # of a program
 COLUMNS = 512  # of a block of them
@@ -38,6 +39,22 @@ def activated(x, ACT: tl.constexpr):
         return 1 / (1 + tl.exp(-x))
     x = tl.where(x < 0, 0.0, x)  # not `maximum`, which turns NaN into 0
     return x if ACT == 4 else x * x
+
+
+@triton.jit
+def hidden_layer(
+    y, up, limit, plus, narrow: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, CLAMPED: tl.constexpr,
+):  # fmt: skip
+    """act(y), and if GATED times `up`, from float32 and rounded like separate operations."""
+    y = y.to(narrow).to(tl.float32)
+    y = activated(tl.where(y > limit, limit, y) if CLAMPED else y, ACT)
+    if GATED:
+        up = up.to(narrow).to(tl.float32)
+        if CLAMPED:
+            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + plus
+        y = y.to(narrow).to(tl.float32) * up
+    return y
 
 
 @triton.jit
@@ -111,18 +128,18 @@ def accumulated(sums, ups, one, w, rows, below, there, GATED: tl.constexpr):
 
 @triton.jit
 def row_kernel(
-    x, norm_w, norm_b, w, bias, residual, post_w, post_b, done, out, columns, outputs, w_row,
-    eps, offset, post_eps, post_offset, factor,
+    x, norm_w, norm_b, w, bias, residual, post_w, post_b, done, kept_x, out, columns, outputs,
+    w_row, eps, offset, post_eps, post_offset, factor, limit, plus,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
-    GATED: tl.constexpr, ACT: tl.constexpr, ADDS: tl.constexpr, POST: tl.constexpr,
-    POST_WEIGHTS: tl.constexpr, POST_SHIFT: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, CLAMPED: tl.constexpr, ADDS: tl.constexpr,
+    POST: tl.constexpr, POST_WEIGHTS: tl.constexpr, POST_SHIFT: tl.constexpr, KEEPS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, POST_WIDE: tl.constexpr,
 ):  # fmt: skip
-    """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product.
+    """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product; KEEPS: `kept_x` gets it.
 
-    ACT ≥ 0: the result is act(y). GATED: `w` has gates above as many neurons; it is act(gate) ·
-    neuron. ADDS: it times `factor` is added to `residual`. POST is the KIND of a norm of the whole
-    row before that, by the last program of the row: `done` counts them and is 0 before and after.
+    ACT ≥ 0: the result is act(y). GATED: `w` has gates above as many neurons; see `hidden_layer`.
+    ADDS: it times `factor` is added to `residual`. POST is the KIND of a norm of the whole row
+    before that, by the last program of the row: `done` counts them and is 0 before and after.
     """
     m = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -143,18 +160,18 @@ def row_kernel(
         if KIND > 0:
             one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
         one = one.to(narrow).to(tl.float32)  # rounded like a product's input
+        if KEEPS:
+            tl.store(kept_x + m * columns + at, one.to(narrow), there & (tl.program_id(0) == 0))
         both = (n[:, None] < outputs) & there[None, :]
         sums, ups = accumulated(sums, ups, one, w + at[None, :], rows, below, both, GATED)
     y = tl.sum(sums, 1)
     if BIAS:
         y += tl.load(bias + n, n < outputs, 0.0).to(tl.float32)
     if ACT >= 0:
-        y = activated(y.to(narrow).to(tl.float32), ACT)
-    if GATED:
         up = tl.sum(ups, 1)
-        if BIAS:
+        if BIAS and GATED:
             up += tl.load(bias + outputs + n, n < outputs, 0.0).to(tl.float32)
-        y = y.to(narrow).to(tl.float32) * up.to(narrow).to(tl.float32)
+        y = hidden_layer(y, up, limit, plus, narrow, ACT, GATED, CLAMPED)
     if ADDS and POST == 0:
         y = y * factor + tl.load(residual + n, n < outputs, 0.0).to(tl.float32)
     tl.store(out + n, y.to(out.dtype.element_ty), n < outputs)
@@ -176,18 +193,18 @@ def row_kernel(
 
 def product(
     x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, out: torch.dtype,
-    norm: Norm | None = None, gated: bool = False, activation: Activation | None = None,
-    onto: Onto | None = None,
+    norm: Norm | None = None, hidden: Hidden | None = None, onto: Onto | None = None,
+    kept_MK: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`act(norm(X) Wᵀ + b)` of few rows, `[M, N]` in the dtype `out`; sums are float32.
 
-    `gated`: W has gates and, below them, as many neurons: `act(gate) ∘ neuron`. `onto`: the result,
-    which has float32 then, is added to a stream. The rounding is that of PyTorch's separate
+    The `hidden` layer may be gated: W has gates and, below them, as many neurons. `onto`: the
+    result, which has float32 then, is added to a stream. The rounding is that of PyTorch's separate
     operations: X is rounded to the dtype of W after its norm, what an activation is taken of and
-    gives too, and nothing is that is added to the stream.
+    gives too, and nothing is that is added to the stream. `kept` gets the rounded X.
     """
     rows, columns = x_MK.shape
-    outputs = len(w_NK) // (2 if gated else 1)
+    outputs, clamp, how = hidden_constants(w_NK.shape[0], hidden)
     y_MN = torch.empty(rows, outputs, device=x_MK.device, dtype=out)
     none: Norm = (None, None, 0.0, 0, 0.0)
     stream, post, factor = onto or (None, None, 1.0)
@@ -196,15 +213,25 @@ def product(
     tensors = w_D, b_D, w_NK, bias_N, residual_MN, w_N, b_N
     row_kernel[(triton.cdiv(outputs, ROWS), rows)](
         x_MK.contiguous(), *(x_MK if one is None else one for one in tensors),
-        _done(x_MK.device, rows) if post else x_MK, y_MN, columns, outputs, w_NK.stride(0),
-        eps, offset, numbers[0], numbers[2], factor,
+        done(x_MK.device, rows) if post else x_MK, x_MK if kept_MK is None else kept_MK, y_MN,
+        columns, outputs, w_NK.stride(0), eps, offset, numbers[0], numbers[2], factor, *clamp,
         KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None, BIAS=bias_N is not None,
-        GATED=gated, ACT=-1 if activation is None else list(ACTIVATIONS).index(activation),
         ADDS=residual_MN is not None, POST=numbers[1], POST_WEIGHTS=w_N is not None,
-        POST_SHIFT=b_N is not None, ROWS=ROWS, COLUMNS=COLUMNS, WIDE=_wide(columns),
-        POST_WIDE=_wide(outputs),
+        POST_SHIFT=b_N is not None, KEEPS=kept_MK is not None, ROWS=ROWS, COLUMNS=COLUMNS,
+        WIDE=_wide(columns), POST_WIDE=_wide(outputs), **how,
     )  # fmt: skip
     return y_MN
+
+
+def hidden_constants(
+    rows: int, hidden: Hidden | None
+) -> tuple[int, tuple[float, float], dict[str, int]]:
+    """Outputs of a matrix with `rows`, the numbers of the clamp, and constants of the kernels."""
+    if hidden is None:
+        return rows, (0.0, 0.0), {"ACT": -1, "GATED": False, "CLAMPED": False}
+    clamp = (hidden.clamp.limit, hidden.clamp.offset) if hidden.clamp else (0.0, 0.0)
+    how = {"ACT": list(ACTIVATIONS).index(hidden.activation), "GATED": hidden.gated}
+    return rows // (1 + hidden.gated), clamp, how | {"CLAMPED": hidden.clamp is not None}
 
 
 def _wide(columns: int) -> int:
@@ -213,7 +240,7 @@ def _wide(columns: int) -> int:
 
 
 @cache
-def _done(device: torch.device, rows: int) -> Tensor:
+def done(device: torch.device, rows: int) -> Tensor:
     """How many programs of each row are done: 0 between kernels.
 
     Shared by all kernels of a device, which must not run concurrently. Allocated by the first call,
@@ -222,6 +249,7 @@ def _done(device: torch.device, rows: int) -> Tensor:
     return torch.zeros(rows, dtype=torch.int32, device=device)
 
 
+Hidden = MlpConfig | ExpertsConfig  # whose gates, activation and clamp are meant
 Norm = tuple[Tensor | None, Tensor | None, float, int, float]  # weights, bias, eps, KIND, offset
 # A float32 stream `[…, N]` of M rows, the norm of what is added to it, and a factor after that.
 Onto = tuple[Tensor, Norm | None, float]

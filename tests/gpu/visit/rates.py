@@ -1,9 +1,9 @@
 """Decode and prefill of the 1B and 8B shapes beside this device's rates, part by part.
 
-`selftest` says how fast they are; this says where the rest of the time is: products alone in one
-graph, the graph of a step alone, the step for the host, the step computed, sampling, long contexts,
-several sequences, and prompts of a length that was not there before. A line each, until
-$VISIT_SECONDS have passed. Without a card everything is small.
+`selftest` says how fast they are; this says where the rest of the time is: the graph of a step
+alone, the step for the host, the step computed, sampling, long contexts, several sequences, and
+prompts of a length that was not there before. A line each, until $VISIT_SECONDS have passed.
+Without a card everything is small.
 
     python tests/gpu/visit/rates.py [1B] [8B]
 """
@@ -25,7 +25,7 @@ from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import decode
 from llmcli.graph.cost import step_bytes
-from llmcli.measure.ceilings import best_seconds, measure_ceilings
+from llmcli.measure.ceilings import measure_ceilings
 from llmcli.weights.dense import writable
 
 DEVICE = resolve_device("auto")
@@ -56,18 +56,6 @@ def wall(call, times=1):
     return (perf_counter() - begin) / times
 
 
-def graph(calls):
-    """What runs all of them as one CUDA graph; without a card one by one."""
-    if not CARD:
-        return lambda: [call() for call in calls]
-    kept = [call() for call in calls]
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
-        kept += [call() for call in calls]
-    made.kept = kept
-    return made.replay
-
-
 def fused_attention():
     """Which of PyTorch's attentions takes each of our calls."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -87,28 +75,6 @@ def fused_attention():
             except RuntimeError:
                 continue
         say(f"attention of a {name}", taken=", ".join(taken))
-
-
-def products(one, read):
-    """The products of a step and nothing else, over the weights of several layers."""
-    s = SHAPES[one.name]
-    width, hidden = s["hidden_size"], s["intermediate_size"]
-    heads = s["num_attention_heads"] * s["head_dim"]
-    wide = heads + 2 * s["num_key_value_heads"] * s["head_dim"]
-    matrices = {"qkv": (wide, width), "o": (width, heads), "gate, up": (2 * hidden, width),
-                "down": (width, hidden), "head": (s["vocab_size"], width)}  # fmt: skip
-    for name, (outputs, columns) in matrices.items():
-        count = (1 if name == "head" else min(8, one.layers)) if CARD else 1
-        ws = [
-            torch.empty(outputs, columns, device=DEVICE, dtype=torch.bfloat16)
-            for _ in range(count)
-        ]
-        fill(ws)
-        x = torch.randn(1, columns, device=DEVICE).bfloat16()
-        seconds = best_seconds([graph([partial(F.linear, x, w) for w in ws])], DEVICE, 0.1) / count
-        rate = ws[0].nbytes / seconds
-        say(f"{one.name} {name} alone", us=round(seconds * 1e6, 1), gbs=round(rate / 1e9),
-            share=round(rate / read, 3))  # fmt: skip
 
 
 def kernels(replay):
@@ -214,12 +180,12 @@ def main(names):
         fused_attention()
     for name in names:
         one = Shape(name, SHAPES[name]["num_hidden_layers"] if CARD else 1)
-        for part in (products, measured):
-            if perf_counter() - BEGIN > LIMIT:
-                say(name, left_out=part.__name__)
-                continue
-            part(one, read)
-            free_unreferenced()
+        if perf_counter() - BEGIN > LIMIT:
+            say(name, left_out="no time")
+            continue
+        measured(one, read)
+        free_unreferenced()
 
 
-main(sys.argv[1:] or ["1B", "8B"])
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["1B", "8B"])

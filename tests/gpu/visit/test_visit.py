@@ -13,7 +13,7 @@ VISIT = Path(__file__).with_name("visit.sh")
 @pytest.mark.exhaustive
 def test_a_dry_run(tmp_path):
     """Tests are collected alone, `plain` is `rates` again, and the receipt is `selftest`'s."""
-    names = "tests", "commands", "rates"
+    names = "tests", "commands", "rates", "kernels"
     done = children.run(
         ["bash", str(VISIT), *names], capture_output=True, text=True,
         env={**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable, "VISIT_TOTAL": "900",
@@ -25,3 +25,5 @@ def test_a_dry_run(tmp_path):
     screens = (tmp_path / "commands.txt").read_text()
     assert screens.count("\n$ llmcli") == 14
     assert "1B default" in (tmp_path / "rates.txt").read_text()
+    alone = (tmp_path / "kernels.txt").read_text()
+    assert alone.count("by triton error") == alone.count("by pytorch error") == 27

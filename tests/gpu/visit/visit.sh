@@ -8,7 +8,8 @@
 #   checks    `selftest --no-speed`: small models of every kind
 #   commands  every command that shows or measures a model; screens in commands.txt
 #   rates     1B and 8B with random weights, part by part                        alone
-#   plain     the same without Triton's kernels
+#   kernels   what has a kernel of Triton's alone: errors and times, beside PyTorch's
+#   plain     `rates` without Triton's kernels
 #   receipt   `selftest -o receipt.json`                                         alone
 #
 # $VISIT_TOTAL, 400 seconds, is for all of them, and $VISIT_STAGE, 150, for each. A second visit,
@@ -29,7 +30,7 @@ if [ "${1:-}" = pack ]; then # for x86-64 and Python 3.12; PyTorch is there
 fi
 
 OUT=${OUT:-$(mktemp -d)}
-stages=${*:-tests checks commands rates plain receipt}
+stages=${*:-tests checks commands rates kernels plain receipt}
 total=${VISIT_TOTAL:-400} most=${VISIT_STAGE:-150}
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
@@ -42,7 +43,19 @@ fi
 [ -e llmcli/kernels/_native.abi3.so ] ||
     "$python" -c 'import sys; from setuptools import setup; sys.argv = ["setup.py", "build_ext", "--inplace"]; setup()' >"$site/build.txt" 2>&1
 
-device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
+device=$("$python" - "$site/config.json" "$OUT/log.txt" <<END
+import json, platform, sys
+import torch
+from llmcli.commands.selftest.measure.run import SHAPES
+cuda = torch.cuda.is_available()
+layers = {} if cuda else {"num_hidden_layers": 1, "vocab_size": 1024}
+with open(sys.argv[1], "w") as config, open(sys.argv[2], "a") as log:
+    json.dump(SHAPES["1B"] | {"architectures": ["LlamaForCausalLM"]} | layers, config)
+    name = torch.cuda.get_device_name() if cuda else "no card"
+    print(platform.python_version(), torch.__version__, name, file=log)
+print("cuda" if cuda else "cpu")
+END
+)
 failed=0
 log() { printf '%4ds  %s\n' "$SECONDS" "$*" | tee -a "$OUT/log.txt"; }
 
@@ -63,20 +76,8 @@ stage() { # name, command …: its output in name.txt
 }
 
 commands() { # one after the other: 1B has random weights
-    local words text="When Mary and John went to the store, John gave a drink to" wrong=0
-    "$python" -c '
-import json, sys
-from llmcli.commands.selftest.measure.run import SHAPES
-layers = {} if sys.argv[2] == "cuda" else {"num_hidden_layers": 1, "vocab_size": 1024}
-with open(sys.argv[1], "w") as file:
-    json.dump(SHAPES["1B"] | {"architectures": ["LlamaForCausalLM"]} | layers, file)
-' "$site/config.json" "$device"
-    while read -r words; do
-        printf '\n$ llmcli %s\n' "$words"
-        # shellcheck disable=SC2086
-        eval "\"$python\" -m llmcli $words" </dev/null 2>&1 | head -n 70
-        [ "${PIPESTATUS[0]}" = 0 ] || { echo "^ failed" && wrong=1; }
-    done <<END
+    local text="When Mary and John went to the store, John gave a drink to"
+    "$python" "$here/commands.py" <<END
 env
 info -m tiny
 generate "$text" -m tiny --device $device -n 40 --greedy
@@ -92,18 +93,16 @@ timing "$text" -m tiny --device $device -n 16 --pairs 3
 timing --ids 1,2,3,4 -m $site --random-weights --device $device --dtype bfloat16 -n 16 --pairs 3
 bench -m $site --random-weights --device $device --dtype bfloat16 -p 64 -n 16 -r 2
 END
-    return "$wrong"
 }
 
-log "$("$python" -c 'import platform, torch
-print(platform.python_version(), torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no card")')"
+cat "$OUT/log.txt"
 waiting=()
 # what loads a large model is left out, for there is none, and what compiles for other cards
 stage tests "$python" -m pytest tests/test_gpu.py tests/gpu -n 4 --tb=short -rf -p no:cacheprovider \
     -k "not visit and not twins_and_targets and not loaded_as_it_is and not memory_is_required" & waiting+=($!)
 OMP_NUM_THREADS=2 stage checks "$python" -m llmcli selftest --no-speed --device "$device" \
     -o "$OUT/checks.json" & waiting+=($!)
-export -f commands && export python site device
+export -f commands && export python here site device
 stage commands bash -c commands & waiting+=($!)
 for one in "${waiting[@]}"; do wait "$one" || failed=1; done
 
@@ -111,9 +110,10 @@ shapes="1B 8B"
 [ "$device" = cuda ] || shapes=1B
 # shellcheck disable=SC2086
 stage rates "$python" "$here/rates.py" $shapes || failed=1
+stage kernels "$python" "$here/kernels.py" || failed=1
 # shellcheck disable=SC2086
 LLMCLI_TRITON=off stage plain "$python" "$here/rates.py" $shapes || failed=1
 stage receipt "$python" -m llmcli selftest --device "$device" -o "$OUT/receipt.json" || failed=1
 log "done: $OUT"
-cat "$OUT"/rates.txt "$OUT"/receipt.txt 2>/dev/null | cut -c1-160
+cat "$OUT"/rates.txt "$OUT"/kernels.txt "$OUT"/receipt.txt 2>/dev/null | cut -c1-160
 exit "$failed"

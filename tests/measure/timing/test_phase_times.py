@@ -1,6 +1,8 @@
 """`measure_timing` on models of every kind: it adds up, and each of its checks can fail."""
 
 import gc
+from io import StringIO
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import DEFAULT, Mock
 
@@ -11,7 +13,8 @@ from covers import covered
 from decoder_faults import red
 from decoder_parameters import packed_model, parameters_of
 from needs import needs_kernels
-from small_models import ids
+from rich.console import Console
+from small_models import as_model, ids
 from timed_models import CEILINGS, PROMPT, FakeDevice, small, timed, undisturbed
 from zoo import CONFIGS
 
@@ -20,12 +23,15 @@ from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
 from llmcli.commands.timing.measure.run import Workload, measure_timing, memory_check
 from llmcli.commands.timing.report import Stage
+from llmcli.commands.timing.view import render_timing
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.graph import graph
 from llmcli.loading.load import load
 from llmcli.measure import runs as measured_runs
 from llmcli.nn.step import Step
+from llmcli.weights.dense import writable
 
 DELAY_S = 0.005
 MIB = 1 << 20
@@ -105,6 +111,34 @@ def test_the_peak_is_that_of_stages_and_phases_and_the_working_set_grows_with_ke
     key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
     long, short = (Workload(model, [1] * n, 0).working_set for n in (30, 10))
     assert long - short == 20 * key
+
+
+def test_layers_on_several_devices_have_no_lower_bounds():
+    """But those on the device whose ceilings were measured, and what is outside of the layers."""
+    here = small("llama").decoder
+    placed = [torch.device("cpu:0"), here.device]  # another device by its name
+    model = as_model(Decoder(here.config, here.precision, device=here.device, placed=placed))
+    with torch.no_grad():
+        for name in here.weight_names:
+            writable(model.decoder.weight(name)).copy_(writable(here.weight(name)))
+    report = timed(model)
+    for phase in report.phases:
+        assert {part.of_bound for part in phase.totals} == {None}
+        assert {part.layer for part in phase.parts if part.of_bound} == {None, 1}
+    one = "no lower bounds: layers are on several devices"
+    one += ", ceilings and peak memory are of cpu alone\n"
+    for details, other in product((False, True), (report, timed(small("llama")))):
+        console = Console(width=100, file=StringIO())
+        console.print(render_timing(other, details=details))
+        several = other is report
+        assert console.file.getvalue().count(one) == several
+        assert ("a step's" in console.file.getvalue()) == (details and not several)
+
+
+def test_a_prompt_whose_continuation_changes_its_rotations():
+    """Each run reads it again: LongRoPE has other frequencies from the fifth token on."""
+    report = timed(small("longrope"), PROMPT[:4], 2, pairs=2)
+    assert red(report.checks) <= {"adds_up"}
 
 
 @needs_kernels

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Literal
 
+from llmcli.measure.runs import CONFIDENCE, two_sided
 from llmcli.records.document import APART, derived
 from llmcli.records.engines import EngineName
 
@@ -20,10 +20,8 @@ Side = Literal["a", "b"]
 Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
 
 USUAL_RUNS = 5  # llama-bench's own, taken where a file does not record the number
-CONFIDENCE = 0.95
 _STRONGEST = 0.8  # correlation of neighbours: of a stronger one a few runs tell nothing
 _WIDEST = 600.0  # of a logarithm: its exponential is still a number
-_PANELS = 512  # of Simpson's rule: ten digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +117,6 @@ def _variance(rate: Rate, independent: bool) -> tuple[float, float]:
     share = 1.0 - (grown - 1.0) / (runs - 1)
     freedom = (runs - 1) * (1.0 - like**2) / (1.0 + like**2)
     return (rate.std / rate.mean) ** 2 / runs * grown / share, freedom
-
-
-@cache
-def two_sided(confidence: float, freedom: float) -> float:
-    """The t for which |T| ≤ t with that probability (0 … 1), at `freedom` ≥ 1 degrees of freedom.
-
-    With t = √ν tan θ the density of θ is cos^(ν - 1) θ over its integral from 0 to π/2. It falls,
-    so that Newton's method climbs to the θ from below.
-    """
-    half = math.lgamma(freedom / 2.0) - math.lgamma((freedom + 1.0) / 2.0)
-    whole = math.sqrt(math.pi) / 2.0 * math.exp(half)
-    angle = 0.0
-    for _ in range(100):
-        wide = angle / _PANELS
-        at = [math.cos(wide * place) ** (freedom - 1.0) for place in range(_PANELS + 1)]
-        inside = wide / 3.0 * (at[0] + 4.0 * sum(at[1::2]) + 2.0 * sum(at[2:-1:2]) + at[-1])
-        more = (confidence * whole - inside) / at[-1]
-        angle += more
-        if more <= 1e-14 * angle:
-            break
-    return math.sqrt(freedom) * math.tan(angle)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,13 +100,16 @@ class Workload:
 
     def ready(self, phase: Phase) -> None:
         """The state in which the phase begins: nothing read yet, or the prompt."""
-        past = 0 if phase == "prefill" else len(self.ids)
-        if self.session.lengths[0] < past:
-            self.session.rewind(0)
-            self.session.prefill([self.ids])
-        if past and self.session.lengths[0] == past:  # the prompt was read just now
-            self.session.keep()
-        self.session.rewind(past)
+        session, past = self.session, len(self.ids)
+        if phase == "prefill":
+            session.rewind(0)
+        else:
+            if session.lengths[0] == past:  # the prompt was read just now
+                session.keep()
+            if session.reuse(self.ids) < past:  # or rotations changed, so that it is not kept
+                session.rewind(0)
+                session.prefill([self.ids])
+                session.keep()
         self._sampler = Sampler(
             Sampling(temperature=0.0),
             [self.ids],
@@ -376,6 +379,7 @@ def measure_timing(
             machine_load=load,
             checks=checks,
             interrupted=interrupted,
+            several_devices=len(model.decoder.devices) > 1,
         )
 
     try:

@@ -1,0 +1,1 @@
+"""`llmcli ablate`: what changes without a head, an MLP, an expert or a layer."""

@@ -1,0 +1,1 @@
+"""`llmcli patch`: what restores an answer."""

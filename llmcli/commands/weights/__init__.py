@@ -1,0 +1,1 @@
+"""`llmcli weights`: what the parameters themselves say, without a prompt."""

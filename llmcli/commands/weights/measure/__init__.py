@@ -1,0 +1,1 @@
+"""What `llmcli weights` measures."""
