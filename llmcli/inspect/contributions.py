@@ -58,24 +58,19 @@ class Contributions:
     def __init__(
         self, model: Model, ids: Sequence[int], emitted: Emitted, name: str, g: Tensor
     ) -> None:
-        self._graph, last = graph(model.config), [len(ids) - 1]
+        last = [len(ids) - 1]
         self._own = Kernel(model, rules(model.config), ids, emitted=emitted, positions=last)
         self._pending, self._edited = {name: g}, edited(model)
         self.value = float(g @ self._row(name))
         self.rounding = 0.0
         self.terms: list[Contribution] = []
-        for node in reversed(list(self._graph.nodes.values())):
+        for node in reversed(list(self._own.graph.nodes.values())):
             if node.name in self._pending:
                 walked = self._walk(node, self._pending.pop(node.name))
                 self.terms[:0] = [
                     Contribution(kind=kind, name=name, layer=node.layer, index=index, value=value)
                     for kind, name, index, value in walked
                 ]
-
-    @property
-    def sum(self) -> float:
-        """The sum of all terms."""
-        return math.fsum(term.value for term in self.terms)
 
     def _row(self, name: str) -> Tensor:
         return concatenated(self._own[name])[0]
@@ -110,20 +105,20 @@ class Contributions:
                 g = g * (own.vector(op.weight) + op.norm.offset)
             g = g / rule.scales(own[op.source])[0]
             self._pass(op.source, g - g.mean() if op.norm.kind == "layer" else g)
-        elif isinstance(op, ops.Project) and _linear(self._graph[op.source]):
+        elif isinstance(op, ops.Project) and _linear(own.graph[op.source]):
             g = turned(own.model, op.weight, g)
             self._pass(op.source, g)
             if own.rounded(op.weight):
                 apart = own.read(op.source, op.weight)[0] - self._row(op.source)
                 yield "rounding", op.source, None, float(g @ apart)
-        elif isinstance(op, ops.Project) and len(self._graph[op.source].axes) == 3:
+        elif isinstance(op, ops.Project) and len(own.graph[op.source].axes) == 3:
             products = turned(own.model, op.weight, g) * own.read(op.source, op.weight)[0]
             products_He = products.view(len(own[op.source]), -1)
             self._rounds(node.name, products_He)
             for head, value in enumerate(products_He.sum(1).tolist()):
                 yield "head", op.source, head, value
         elif isinstance(op, SumExperts):
-            project = self._graph[op.value].op
+            project = own.graph[op.value].op
             assert isinstance(project, ExpertProject)
             share_K = own[op.share][0] if op.share is not None else 1.0
             parts_K = own[op.value][:, 0] @ g * share_K

@@ -11,7 +11,7 @@ Axes: T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import prod
 
 import torch
@@ -24,7 +24,7 @@ from llmcli.graph import ops
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.node import Node
 from llmcli.inspect.contributions import turned
-from llmcli.inspect.kernel import Kernel, refuse_edited, rules
+from llmcli.inspect.kernel import Kernel, rules
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.weights.packed import Packed
@@ -45,21 +45,31 @@ class Gradients:
     the gradients at `names`, float64 on the CPU, of those that the number depends on. `apart`: how
     far the stream after each block, as evaluated, is from the one that was written, relative.
 
-    Raises UsageError where an operation of the model has no gradient, and OutOfMemory.
+    Raises UsageError for a model with edits, and OutOfMemory.
     """
 
     def __init__(
         self, model: Model, ids: Sequence[int], metric: Metric, names: Collection[str]
     ) -> None:
-        refuse_edited(model, graph(model.config).nodes)
+        if model.decoder.edits:
+            raise UsageError(
+                "gradients are those of the model without an `--edit`",
+                hint="leave `--edit` or `--method gradient` out",
+            )
         self._model, self._ids, self._names = model, tuple(ids), set(names)
-        self._graph = graph(model.config)
-        self._rules = rules(model.config)
-        self._blocks = list(_blocks(self._graph))
-        kept = self._names | {one for nodes in self._blocks for one in self._kept(nodes)}
+        self._graph, self._rules = graph(model.config), rules(model.config)
+        nodes = self._graph.nodes
+        self._copies = {  # what is another activation under a name of its own
+            node.name: node.shares for node in nodes.values()
+            if node.shares in nodes and nodes[node.shares].axes == node.axes
+        }  # fmt: skip
+        blocks = _blocks(self._graph)
+        kept = self._names | {one for block in blocks for one in self._kept(block)}
         self.emitted: dict[str, Tensor] = {}
+        self.at: dict[str, Tensor] = {}
+        self.apart: dict[str, float] = {}
         devices.require_memory(
-            max(map(self._bytes, self._blocks)),
+            max(map(self._bytes, blocks)),
             torch.device("cpu"),
             f"the activations of a block for {len(ids)} tokens and their gradients",
             "use a shorter prompt",
@@ -70,22 +80,20 @@ class Gradients:
                 self.emitted[name] = tensor[0]
 
         Passes(model, ids).at_once(tap, logits="last", until=None)
-        self.at: dict[str, Tensor] = {}
-        self.apart: dict[str, float] = {}
         with torch.inference_mode(False), torch.enable_grad():
             logits_V = exact(self.emitted["logits"][-1]).requires_grad_()
             value = metric(logits_V)
             self.value = float(value.detach())
             (g_V,) = torch.autograd.grad(value, logits_V)
             pending = self._head(g_V)
-            for nodes in reversed(self._blocks):
-                self._backward(nodes, pending)
+            for block in reversed(blocks):
+                self._backward(block, pending)
 
     @property
     def tolerance(self) -> float:
         """How far `apart` may be: what kernels round in one block, inputs of products included."""
-        model, parameters = self._model, self._graph.parameters
-        weights = [model.decoder.weight(name) for name in parameters]
+        model = self._model
+        weights = map(model.decoder.weight, self._graph.parameters)
         digits = [weight.digits for weight in weights if isinstance(weight, Packed)]
         inputs = STEPS * 2.0 ** (1 - 8 * min(digits)) if digits else 0.0
         kept = torch.finfo(model.decoder.cache_dtype).eps
@@ -109,12 +117,12 @@ class Gradients:
 
     def _head(self, g_V: Tensor) -> dict[str, Tensor]:
         """The gradient at what enters the head, whose last row alone counts."""
-        raw, last = self._graph["logits_raw"].op, self._graph["logits"].op
+        raw = self._graph["logits_raw"].op
         assert isinstance(raw, ops.Project)
-        if not isinstance(last, ops.Project):  # a scale, or a cap
-            own = self._of({"logits_raw": exact(self.emitted["logits_raw"][-1:]).requires_grad_()})
-            made = self._rules["logits"].tensor(own)[0]
-            (g_1V,) = torch.autograd.grad(made, own["logits_raw"], g_V)
+        if not isinstance(self._graph["logits"].op, ops.Project):  # a scale, or a cap
+            raw_1V = exact(self.emitted["logits_raw"][-1:]).requires_grad_()
+            made_1V = self._rules["logits"].tensor(self._of({"logits_raw": raw_1V}))
+            (g_1V,) = torch.autograd.grad(made_1V, raw_1V, g_V[None])
             g_V = g_1V[0]
         g_D = turned(self._model, raw.weight, g_V)
         g_TD = g_D.new_zeros(len(self._ids), len(g_D))
@@ -122,7 +130,7 @@ class Gradients:
         return {raw.source: g_TD}
 
     def _of(self, known: dict[str, Tensor]) -> _Evaluated:
-        return _Evaluated(self._model, self._rules, self._ids, emitted=self.emitted, known=known)
+        return _Evaluated(self._model, self._rules, self._ids, emitted=known)
 
     def _backward(self, nodes: Sequence[Node], pending: dict[str, Tensor]) -> None:
         """From the `pending` gradients at what leaves these nodes to those at what enters them."""
@@ -131,15 +139,22 @@ class Gradients:
         for node in reversed(nodes):
             if node.name in needed:
                 needed |= set(self._inputs(node))
-        own = {node.name for node in nodes}
-        entering = {n: exact(self.emitted[n]).requires_grad_() for n in needed - own}
-        values = self._of(dict(entering))
+        entering = needed - {node.name for node in nodes}
+        known = {n.name: self.emitted[n.name] for n in nodes if n.integer}
+        known |= {name: exact(self.emitted[name]).requires_grad_() for name in entering}
+        values = self._of(known)
         for node in nodes:
-            if node.name in needed:
-                values.known[node.name] = self._made(node, values)
-        self._compare(nodes[-1].name, values.known)
-        inside = [name for name in values.known if name in self._names and name in own]
-        inputs = [*entering, *inside]
+            if node.name in needed & self._copies.keys():
+                made = values[self._copies[node.name]]
+                known[node.name] = made.view_as(made)
+            elif node.name in needed:
+                made = self._rules[node.name].tensor(values)
+                # rows of a table are where the way back ends
+                known[node.name] = made if node.op.inputs else made.requires_grad_()
+        last, inputs = nodes[-1].name, [n for n in known if n in self._names | entering]
+        theirs = exact(self.emitted[last])  # of what enters the head there is the last row
+        ours = values[last].detach()[-len(theirs) :]
+        self.apart[last] = float((ours - theirs).norm() / theirs.norm())
         if not inputs:
             return
         found = torch.autograd.grad(
@@ -149,68 +164,37 @@ class Gradients:
             allow_unused=True,
         )
         for name, g in zip(inputs, found, strict=True):
-            if g is not None and name in own:
+            if g is not None and name not in entering:
                 self.at[name] = g
             elif g is not None:
                 pending[name] = pending.get(name, 0) + g
 
-    def _copied(self, node: Node) -> str | None:
-        """What an activation is under another name."""
-        shared = self._graph.nodes.get(node.shares or "")
-        return shared.name if shared is not None and shared.axes == node.axes else None
-
     def _inputs(self, node: Node) -> tuple[str, ...]:
-        copied = self._copied(node)
+        copied = self._copies.get(node.name)
         return self._rules[node.name].inputs if copied is None else (copied,)
-
-    def _made(self, node: Node, values: _Evaluated) -> Tensor:
-        if (copied := self._copied(node)) is not None:
-            return values[copied].view_as(values[copied])
-        made = self._rules[node.name].tensor(values)
-        if not node.op.inputs:  # rows of a table, where the way back ends
-            return made.requires_grad_()
-        inputs = [values[name] for name in node.op.inputs]
-        if not made.requires_grad and not node.integer and any(x.requires_grad for x in inputs):
-            raise UsageError(
-                f"`{node.name}` is evaluated as a whole, without a gradient",
-                hint="attribution without gradients, and exact patching, take any operation",
-            )
-        return made
-
-    def _compare(self, name: str, known: Mapping[str, Tensor]) -> None:
-        if name in known:
-            ours, theirs = known[name].detach(), exact(self.emitted[name])
-            ours = ours[-len(theirs) :]  # of what enters the head there is the last row
-            self.apart[name] = float((ours - theirs).norm() / theirs.norm())
 
 
 class _Evaluated(Kernel):
-    """Activations of a block by name, `known` of all tokens, for autograd in float64."""
-
-    def __init__(self, *given: object, known: dict[str, Tensor], **more: object) -> None:
-        super().__init__(*given, **more)  # type: ignore[arg-type]
-        self.known = known
+    """Activations of a block by name, of all tokens, for autograd in float64."""
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.known[name]
+        return self.emitted[name]
 
     def every(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Rows of an activation of which all tokens are known."""
-        return self.known[name][..., rows, :]
+        """Rows of an activation."""
+        return self.emitted[name][..., rows, :]
 
     def read(self, name: str, weight: str) -> Tensor:
         """The input of a product, not rounded."""
-        return concatenated(self.known[name])
+        return concatenated(self.emitted[name])
 
 
-def _blocks(model: Graph) -> Iterator[list[Node]]:
+def _blocks(model: Graph) -> list[list[Node]]:
     """The nodes in groups, each up to the stream that enters the next block; without the logits."""
-    found: list[Node] = []
+    found: list[list[Node]] = [[]]
     for node in model.nodes.values():
-        if node.name.startswith("logits"):
-            break
-        found.append(node)
+        if not node.name.startswith("logits"):
+            found[-1].append(node)
         if node.name.endswith(".resid_pre"):
-            yield found
-            found = []
-    yield found
+            found.append([])
+    return found

@@ -88,6 +88,16 @@ def test_any_number_that_is_linear_in_the_stream_is_the_sum_of_its_terms(name):
             direct(model, (one, (0, len(IDS) - 1, 0)))
 
 
+def test_shares_of_experts_are_those_of_the_chosen():
+    model, seen = random_model(MODELS["post-norm, narrow embeddings"]), {}
+    model.decoder(torch.tensor([IDS]), tap=lambda name, x: seen.update({name: x[0]}))
+    of = "blocks.1.moe."
+    numbers_K = seen[f"{of}expert_weight"][-1] * seen[f"{of}expert_out"][:, -1, 0]
+    expected = dict(zip(seen[f"{of}expert_idx"][-1].tolist(), numbers_K.tolist(), strict=True))
+    terms = direct(model, (f"{of}out", (len(IDS) - 1, 0))).terms
+    assert {term.index: term.value for term in terms} == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), in_turn(list(MODELS), ["float32", "bfloat16", "float16"])
 )

@@ -172,6 +172,6 @@ def attribution_report(tokens=5, layers=2, heads=4, *, method="direct", check=GO
         dtype="float32", method=method, tokens=texts, number="logits", index=None,
         answer=texts[0], versus=texts[1], value=sum(term.value for term in terms),
         corrupted=texts[::-1] if method == "gradient" else None,
-        corrupted_value=0.25 if method == "gradient" else None, layers=layers,
+        corrupted_value=0.25 if method == "gradient" else None,
         terms=tuple(terms), checks=(check,),
     )  # fmt: skip

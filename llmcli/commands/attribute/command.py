@@ -151,8 +151,7 @@ def _number(look: Inspection, text: str) -> tuple[Number, int]:
     from llmcli.inspect.numbers import find, names, place
 
     model, wanted = look.model, parse(text)
-    specs = names(model.config, len(look.ids))
-    spec = find(wanted, specs, model.config)
+    spec = find(wanted, names(model.config, len(look.ids)), model.config)
     texts = [token.text for token in model.tokens(look.ids)]
     index = place(wanted, spec, texts, model.tokenizer)
     if spec.kind == "parameter":
@@ -165,9 +164,8 @@ def exports(look: Inspection, attribute: AttributeOptions) -> dict[str, Export]:
     from llmcli.commands.attribute.view import attribution_page, attribution_png
     from llmcli.graph.graph import graph
 
-    config = look.model.config
-    layers = len(config.layers)
-    heads = sum(graph(config).sizes(layer).get("H", 0) for layer in range(layers))
+    whole, layers = graph(look.model.config), len(look.model.config.layers)
+    heads = sum(whole.sizes(layer).get("H", 0) for layer in range(layers))
     each = 1 if attribute.corrupted is None else len(look.ids)
     return {
         "html": Export(size=30_000 + 22 * (heads + 3 * layers * each), make=attribution_page),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -63,23 +63,16 @@ def measure_direct(passes: Passes, wanted: Answer | Number) -> AttributeReport:
             g[0, id] = sign
     with torch.inference_mode():
         found = Contributions(model, passes.ids, rows, name, g.flatten())
-    if not math.isfinite(found.value):
-        raise NotFinite(f"`{name}` is not finite", dtype=dtype_name(model.dtype))
+    total = math.fsum(term.value for term in found.terms)
     check = ViewCheck(
         name="sum",
-        words=f"the terms add up to the model's number: Σ {found.sum:.6g}, model {found.value:.6g}",
-        value=abs(found.sum - found.value),
+        words=f"the terms add up to the model's number: Σ {total:.6g}, model {found.value:.6g}",
+        value=abs(total - found.value),
         tolerance=(NARROW_ROUNDINGS if model.dtype.itemsize == 2 else ROUNDINGS) * found.rounding,
         where=name,
     )
-    return AttributeReport(
-        **_about(model, passes.ids, answer),
-        method="direct",
-        number=name,
-        index=index,
-        value=found.value,
-        terms=tuple(found.terms),
-        checks=(check, *passes.checks),
+    return _report(
+        passes, answer, (name, index), found.value, found.terms, (check, *passes.checks)
     )
 
 
@@ -93,7 +86,7 @@ def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -
     if len(ids) != len(corrupted):
         raise UsageError(
             f"the prompt has {len(ids)} tokens and `--corrupted` {len(corrupted)}: "
-            "positions are compared, so they have to be as many",
+            "both need the same number, for positions are compared one by one",
             hint="`llmcli tokens` shows those of both",
         )
     names, clean = _places(model), dict[str, Tensor]()
@@ -105,21 +98,19 @@ def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -
     passes.at_once(tap, logits="last", until=None)
     answer = answer.known(clean["logits"][-1])
     found = Gradients(model, corrupted, answer.of, names)
-    if not math.isfinite(found.value):
-        raise NotFinite("the logits are not finite", dtype=dtype_name(model.dtype))
     terms = []
-    for name, kind in names.items():
-        if name in found.at:
-            moved = (clean[name] - exact(found.emitted[name])) * found.at[name]
-            rows = moved.sum(-1) if kind == "head" else moved.sum(-1)[None]
-            terms += [
+    for name in filter(found.at.__contains__, names):
+        moved = ((clean[name] - exact(found.emitted[name])) * found.at[name]).sum(-1)
+        by_head = moved.ndim == 2
+        for at in range(moved.numel()):
+            head, position = divmod(at, len(ids))
+            terms.append(
                 Contribution(
-                    kind=kind, name=name, layer=graph(model.config)[name].layer,
-                    index=index if kind == "head" else None, position=at, value=value,
+                    kind="head" if by_head else name.rpartition(".")[2], name=name,
+                    layer=graph(model.config)[name].layer, index=head if by_head else None,
+                    position=position, value=moved.flatten()[at].item(),
                 )
-                for index, row in enumerate(rows.tolist())
-                for at, value in enumerate(row)
-            ]  # fmt: skip
+            )  # fmt: skip
     worst = max(found.apart, key=found.apart.__getitem__)
     check = ViewCheck(
         name="evaluated",
@@ -128,40 +119,37 @@ def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -
         tolerance=found.tolerance,
         where=worst,
     )
-    return AttributeReport(
-        **_about(model, ids, answer),
-        method="gradient",
-        number="logits",
-        index=None,
-        value=float(answer.of(clean["logits"][-1])),
-        corrupted=model.tokens(corrupted),
-        corrupted_value=found.value,
-        terms=tuple(terms),
-        checks=(check,),
-    )
+    value = float(answer.of(clean["logits"][-1]))
+    report = _report(passes, answer, ("logits", None), value, terms, (check,))
+    other = model.tokens(corrupted)
+    return replace(report, method="gradient", corrupted=other, corrupted_value=found.value)
 
 
-def _about(model: Model, ids: Sequence[int], answer: Answer) -> dict[str, Any]:
-    """What both reports say of the run."""
+def _report(
+    passes: Passes,
+    answer: Answer,
+    number: tuple[str, tuple[int, ...] | None],
+    value: float,
+    terms: Sequence[Contribution],
+    checks: tuple[ViewCheck, ...],
+) -> AttributeReport:
+    model, (name, index) = passes.model, number
+    if not math.isfinite(value + sum(term.value for term in terms)):
+        raise NotFinite(f"`{name}` is not finite", dtype=dtype_name(model.dtype))
     pair = [None if id is None else model.tokens([id])[0] for id in (answer.answer, answer.versus)]
-    return {
-        "dtype": dtype_name(model.dtype),
-        "tokens": model.tokens(ids),
-        "answer": pair[0],
-        "versus": pair[1],
-        "layers": len(model.config.layers),
-    }
+    return AttributeReport(
+        dtype=dtype_name(model.dtype), method="direct", tokens=model.tokens(passes.ids),
+        number=name, index=index, answer=pair[0], versus=pair[1], value=value,
+        terms=tuple(terms), checks=checks,
+    )  # fmt: skip
 
 
-def _places(model: Model) -> dict[str, str]:
-    """The activations that are compared: the name and what it is called."""
-    found = {}
+def _places(model: Model) -> list[str]:
+    """The activations that are compared."""
+    whole, found = graph(model.config), []
     for number, layer in enumerate(model.config.layers):
-        found[f"blocks.{number}.resid_pre"] = "resid_pre"
+        found.append(f"blocks.{number}.resid_pre")
         for sublayer in block_names(layer, f"blocks.{number}"):
-            found |= {one: one.rpartition(".")[2] for one in sublayer.residual_updates}
-    whole = graph(model.config)
-    for node in whole.nodes.values():
-        if isinstance(node.op, Project) and len(whole[node.op.source].axes) == 3:
-            found[node.op.source] = "head"
-    return found
+            found += sublayer.residual_updates
+    sources = (node.op.source for node in whole.nodes.values() if isinstance(node.op, Project))
+    return [*found, *(name for name in sources if len(whole[name].axes) == 3)]

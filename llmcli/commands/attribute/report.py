@@ -20,7 +20,7 @@ class AttributeReport(Checked):
     and `versus` the one whose logit is taken off. `value`: what the model computed. `method`:
     `direct`, the terms add up to `value`; `gradient`, of every activation at every position how
     much the number would change if it were that of `tokens` in the prompt `corrupted`, whose own
-    number is `corrupted_value`, by the gradient there. `layers`: how many there are.
+    number is `corrupted_value`, by the gradient there.
     """
 
     dtype: str
@@ -33,7 +33,6 @@ class AttributeReport(Checked):
     value: float
     corrupted: tuple[Token, ...] | None = None
     corrupted_value: float | None = None
-    layers: int
     terms: tuple[Contribution, ...]
     checks: tuple[ViewCheck, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from llmcli.commands.attribute.report import AttributeReport
 from llmcli.records.contribution import Contribution
+from llmcli.records.numbers import counted
 from llmcli.ui.grid import Fit
 from llmcli.ui.layout import Line, fitted, in_words
 from llmcli.ui.maps import DIGITS, Map, draw_map, map_png, on_page, signed
@@ -22,62 +24,56 @@ AROUND = 8  # lines of a screen beside the rows of the map and the terms in word
 LEAST = 4  # rows of a map at least
 HALF, NARROW = 56, 60  # … of one of two terms side by side, at most; where none are
 IN_THE_PAGE = 100  # terms in words
-MLP = ("mlp", "expert", "shared expert")
+MLPS = ("mlp", "expert", "shared expert")
+MLP, OTHER = 1 << 30, 1 << 31  # rows below those of heads
+NAMES = {MLP: "mlp", OTHER: "other"}
 WORDS = {"embed": "token embedding", "pos_embed": "position embedding"}
-TITLES = {"resid_pre": "the stream before each layer", "head": "heads, all positions together"}
+TITLES = {
+    "direct": "what each part of each layer adds",
+    "resid_pre": "the stream before each layer",
+    "head": "heads, all positions together",
+}
 
 
 def maps(report: AttributeReport) -> list[Map]:
-    """The maps of a report: layers across; heads down, or positions, a map for each kind."""
-    if report.method == "direct":
-        return [_terms_map(report)]
-    return [_places_map(report, kind) for kind in dict.fromkeys(t.kind for t in report.terms)]
+    """The maps of a report, layers across.
 
-
-def _terms_map(report: AttributeReport) -> Map:
-    """Heads, feed-forward, all else, and the sum so far; embeddings come first, the head last."""
+    Direct: heads, feed-forward, all else, and the sum so far down; embeddings come first, the head
+    last. Of gradients one for each kind: positions down, or heads, all positions together.
+    """
     layers = 1 + max((t.layer for t in report.terms if t.layer is not None), default=-1)
-    columns = ["in", *map(str, range(layers)), "out"]
-    heads: list[list[tuple[str, int | None]]] = [[] for _ in columns]
-    found: dict[tuple[str, int], float] = {}
+    direct, heads = report.method == "direct", [0] * (layers + 2)
+    found = defaultdict[str, dict[tuple[int, int], float]](dict)
     for term in report.terms:
-        at = 0 if term.kind == "embedding" else 1 + (layers if term.layer is None else term.layer)
-        row = "mlp" if term.kind in MLP else "other"
-        if term.kind == "head":  # those of two mixers side by side follow one another
-            row = f"head {len(heads[at])}"
-            heads[at].append((term.name, term.index))
-        found[row, at] = found.get((row, at), 0.0) + term.value
-    count = max(map(len, heads))
-    names = [f"head {head}" for head in range(count)]
-    names += [name for name in ("mlp", "other") if any(row == name for row, _ in found)]
-    values = np.full((len(names) + 1, len(columns)), np.nan)
-    for (row, at), value in found.items():
-        values[names.index(row), at] = value
-    values[-1] = np.nansum(values[:-1], axis=0).cumsum()
-    if not any(at > layers for _, at in found):
-        columns, values = columns[:-1], values[:, :-1]
-    return Map(
-        title="what each part of each layer adds", names=[*names, "so far"], columns=columns,
-        values=values, numbered=count, apart=1, apart_title="so far: their sum",
-    )  # fmt: skip
-
-
-def _places_map(report: AttributeReport, kind: str) -> Map:
-    """Positions down; of heads, these, all positions together."""
-    rows: dict[tuple[int, int], float] = {}
-    for term in report.terms:
-        down = term.index if kind == "head" else term.position
-        if term.kind == kind and down is not None and term.layer is not None:
-            rows[down, term.layer] = rows.get((down, term.layer), 0.0) + term.value
-    values = np.full((1 + max(down for down, _ in rows), report.layers), np.nan)
-    for place, value in rows.items():
-        values[place] = value
-    names = [
-        f"head {at}" if kind == "head" else _place(report, at) for at in range(len(values))
-    ]
-    title = TITLES.get(kind, f"{kind} of each layer")
-    columns = [*map(str, range(report.layers))]
-    return Map(title=title, names=names, columns=columns, values=values, numbered=len(values))
+        at = layers if term.layer is None else term.layer
+        row = (term.position or 0) if term.index is None else term.index
+        title = TITLES.get(term.kind, f"{term.kind} of each layer")
+        if direct:
+            title, at = TITLES["direct"], 0 if term.kind == "embedding" else at + 1
+            row = heads[at] if term.kind == "head" else MLP if term.kind in MLPS else OTHER
+            heads[at] += term.kind == "head"  # those of two mixers follow one another
+        found[title][row, at] = found[title].get((row, at), 0.0) + term.value
+    columns = [*["in"] * direct, *map(str, range(layers)), "out"]
+    made = []
+    for title, cells in found.items():
+        rows = sorted({row for row, _ in cells})
+        values = np.full((len(rows), 1 + max(at for _, at in cells)), np.nan)
+        for (row, at), value in cells.items():
+            values[rows.index(row), at] = value
+        by_head = title in (TITLES["direct"], TITLES["head"])
+        words = (f"head {row}" if by_head else _place(report, row) for row in rows if row < MLP)
+        names = [*words, *(NAMES[row] for row in rows if row >= MLP)]
+        if direct:
+            values = np.vstack([values, np.nansum(values, axis=0).cumsum()])
+            names.append("so far")
+        made.append(
+            Map(
+                title=title, names=names, columns=columns[: values.shape[1]], values=values,
+                numbered=max(heads) if direct else len(rows),
+                apart=int(direct), apart_title="so far: their sum" * direct,
+            )
+        )  # fmt: skip
+    return made
 
 
 def _place(report: AttributeReport, at: int) -> str:
@@ -116,7 +112,8 @@ def _headline(report: AttributeReport) -> Iterator[str]:
         yield f"clean {number(report.value, 5)}, corrupted {number(report.corrupted_value, 5)}"
         yield "(clean − corrupted) × gradient"
         return
-    yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {len(report.terms)} terms"
+    terms = counted(len(report.terms), "term")
+    yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {terms}"
     if report.number == "logits_raw":
         yield "before the soft cap, which is not linear"
 
