@@ -41,6 +41,7 @@ COMMANDS = {
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
         "score": "Log-probability of every token, perplexity, bits per byte.",
+        "diff": "Two models, or one in two ways: where they part.",
         "tokens": "Tokenize a text: token ids, pieces, byte offsets.",
     },
     "Measure": {

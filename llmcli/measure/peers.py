@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     contextmanager,
@@ -117,6 +117,25 @@ def open_peer(
     from llmcli.measure.llama_cpp import LlamaCpp
 
     return LlamaCpp(ours, flash_attn=flash_attn, **llama_cpp)
+
+
+def read_by(peer: PeerEngine) -> Callable[[int], Callable[[Sequence[int], bool], Tensor]]:
+    """How a peer reads texts of so many tokens: one by one, for it has the last token's logits."""
+
+    def begin(tokens: int) -> Callable[[Sequence[int], bool], Tensor]:
+        peer.start(tokens, torch.get_num_threads(), 1)
+
+        def read(ids: Sequence[int], needed: bool) -> Tensor:
+            rows = []
+            for id in ids:
+                peer.step(id)
+                if needed:
+                    rows.append(peer.logits())
+            return torch.stack(rows) if needed else torch.empty(0, peer.vocab)
+
+        return read
+
+    return begin
 
 
 _TEXTS, _TOKENS = 8, 32
