@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.encoding import as_it_stands
 from llmcli.shell.inspection import Export, FileOptions, Inspection
 from llmcli.shell.options import ModelOptions, PromptOptions, SpecialOptions, ViewOutputOptions
+from llmcli.shell.output import jsonable, write_file
 from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, prompt_or_default, text_argument
@@ -125,8 +127,7 @@ def command(
     report = _report(look, a, b, given, diff, special, model)
     described = b.describe() if report.b == {} else report.b
     report = replace(report, b=described, how=report.how or how)
-    look.ids = [one.id or 0 for one in report.tokens]
-    look.plan(exports(report), "use a shorter text")
+    look.plan(exports(look, report), "use a shorter text")
     look.others = () if b is a else (b,)
     look.present(
         lambda: render_diff(report, look.title, every=diff.every),
@@ -228,13 +229,14 @@ def _report(
     return replace(report, how="" if diff.prompt_b is None else "--prompt-b")
 
 
-def exports(report: DiffReport) -> dict[str, Export]:
+def exports(look: Inspection, report: DiffReport) -> dict[str, Export]:
     """The files, by their kinds; sizes as measured."""
     from llmcli.commands.diff.view import diff_page
 
-    cells = len(report.streams) * report.activations
-    rest = 350 * len(report.nodes) + 200 * len(report.parameters)
-    return {
-        "html": Export(size=30_000 + 330 * len(report.tokens) + 9 * cells + rest, make=diff_page),
-        "json": Export(size=5000 + 330 * len(report.tokens) + 16 * cells + rest),
-    }
+    def write(report: DiffReport, document: Mapping[str, Any]) -> None:
+        assert look.path is not None
+        write_file(look.path, diff_page(report, look.title, jsonable(members(report))))
+
+    size = 5000 + 330 * len(report.tokens) + 16 * len(report.streams) * report.activations
+    size += 350 * len(report.nodes) + 200 * len(report.parameters)
+    return {"html": Export(size=30_000 + size, write=write), "json": Export(size=size)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,6 @@ from llmcli.commands.diff.report import (
 from llmcli.devices import float64_device
 from llmcli.evaluate.rule import symbol
 from llmcli.graph.graph import graph
-from llmcli.graph.ops import Op
 from llmcli.graph.precision import EPS
 from llmcli.inspect.formulas import compared, formula_checks, formula_inputs, kernels, worst
 from llmcli.inspect.kernel import layer_of, rules
@@ -335,11 +334,12 @@ class _Nodes:
         model = graph(b.config)
         self._inputs = {
             name: formula_inputs(a.config, [name]) | formula_inputs(b.config, [name])
-            for name, node in model.nodes.items()
-            if model.written(name)  # once, where it has two names
-            and (node.shares not in model.nodes or model.nodes[str(node.shares)].op != node.op)
+            for name in model.nodes
+            if model.written(name)
         }
-        self._names = list(self._inputs)  # not settled yet, in execution order
+        nodes = [model.nodes[name] for name in self._inputs]
+        ops = {node.name: node.op for node in nodes}  # each once, where it has two names
+        self._names = [one.name for one in nodes if ops.get(one.shares or "") != one.op]
         self._emitted: dict[str, Tensor] = {}
         self.found: list[NodeDiff] = []
         self.checks: list[ViewCheck] = []
@@ -420,8 +420,8 @@ def _parameters(model: Model, name: str) -> list[str]:
 
 def _formula(a: Any, b: Any, of: str = "") -> Iterator[str]:
     """What differs of two operations, value by value: `eps 1e-06 → 1e-05`."""
-    if type(a) is not type(b) or not isinstance(a, Op):
-        yield f"{of} {a} → {b}".strip()
+    if type(a) is not type(b) or not is_dataclass(a):
+        yield f"{of} {a} → {b}"
         return
     for one in fields(a):
         before, after = getattr(a, one.name), getattr(b, one.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.diff.report import DiffReport, ParameterDiff, StreamDiff, TokenDiff
-from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.records.text import TextScore, Token
-from llmcli.shell.output import jsonable
 from llmcli.ui.facts import model_line, score_number
-from llmcli.ui.layout import Column, Line, in_words, table
+from llmcli.ui.layout import SEPARATOR, Column, Line, in_words, table
 from llmcli.ui.numbers import number
 from llmcli.ui.page import checks, page
 from llmcli.ui.theme import FAINT, HEADING, one_line
@@ -200,11 +198,12 @@ def _parameters(found: Sequence[ParameterDiff], every: bool) -> Iterator[Rendera
         yield Text(f"… {len(differ) - len(shown)} more: --all or --json", style=FAINT)
 
 
-def diff_page(report: DiffReport, title: str) -> bytes:
-    """The whole report as one HTML file. `title` is A's line."""
+def diff_page(report: DiffReport, title: str, document: Mapping[str, Any]) -> bytes:
+    """The whole report, in JSON's types as `document`, as one HTML file; `title` is A's line."""
     lines = [f"A {title} · B {side_line(report)}"]
     if report.score_a is not None and report.score_b is not None:
-        lines += map(" · ".join, _scores(report, report.score_a, report.score_b))
-        lines += map(" · ".join, _nodes(report, every=True) if report.nodes else ())
-    data = {**jsonable(members(report)), "lines": lines, "checks": checks(report.checks)}
-    return page("diff", f"Diff: {title}", data)
+        lines += map(SEPARATOR.join, _scores(report, report.score_a, report.score_b))
+        lines += map(SEPARATOR.join, _nodes(report, every=False) if report.nodes else ())
+    return page(
+        "diff", f"Diff: {title}", {**document, "lines": lines, "checks": checks(report.checks)}
+    )
