@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from llmcli.checkpoints import Checkpoint
 from llmcli.decoder.decoder import Decoder
+from llmcli.graph.edited import EditRequest
 from llmcli.graph.precision import Precision
 from llmcli.records.ledger import Ledger
 from llmcli.text.load import TextInterface
@@ -22,6 +24,9 @@ class Model(TextInterface):
     checkpoint: Checkpoint
     ledger: Ledger = field(default_factory=Ledger)
     random_seed: int | None = None
+    # requested edits of activations, and whether each has changed a number (`inspect.edits`)
+    edits: Sequence[EditRequest] = ()
+    changed: dict[str, bool] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +70,8 @@ class Model(TextInterface):
         return sum(weight.nbytes for weight in weights if weight.in_file)
 
     def describe(self) -> dict[str, Any]:
-        """The `model` object of every JSON document."""
+        """The `model` object of every JSON document; `edits` where there are any."""
+        edits = [{"edit": text, "changed": changed} for text, changed in self.changed.items()]
         stored = sorted({entry.stored for entry in self.ledger.entries})
         return {
             "name": self.name,
@@ -79,6 +85,7 @@ class Model(TextInterface):
             "weight_bytes": self.weight_bytes,
             "device": self.devices,
             "random_weights_seed": self.random_seed,
+            **({"edits": edits} if edits else {}),
         }
 
 

@@ -250,6 +250,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         report="commands.experts.report:ExpertsReport", judged=True,
         others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
+    "attribute": Document(report="commands.attribute.report:AttributeReport", judged=True),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",

@@ -167,9 +167,9 @@ def test_an_edit_is_what_the_formulas_make_of_it(name):
     plain = model.decoder(prompt)
     for leaf in ("resid_pre", "attn.q", "attn.v", "attn.z", "mlp.post", "attn_out"):
         one, tapped = f"blocks.1.{leaf}", {}
-        same = Edit(name=one, fn=lambda x: x)
+        same = Edit(name=one, fn=lambda x, at: x)
         assert torch.equal(model.decoder(prompt, edits=[same]), plain)
-        double = Edit(name=one, fn=lambda x: 2 * x)
+        double = Edit(name=one, fn=lambda x, at: 2 * x)
         model.decoder(prompt, edits=[double], tap=tapped.__setitem__)
         emitted = {name: tensor[0] for name, tensor in tapped.items()}
         kernel = kernel_of(model, graph.nodes, emitted)

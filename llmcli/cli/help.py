@@ -59,6 +59,8 @@ _ALL = (
           "names tensors axes tensor-names shapes-and-names"),
     Topic("attention", "Reading attention maps, head metrics, the logit lens and expert routing.",
           "reading-attention metrics heads heatmaps"),
+    Topic("interventions", "Changing what a model computes: edits of activations.",
+          "edit edits intervene steering ablation"),
     Topic("benchmarking", "Benchmarking well: what to measure, how, and how to compare.",
           "benchmarks benchmarking-well performance speed profiling"),
     Topic("formats", "File and weight formats, tokenizers, and the arithmetic each one runs in.",

@@ -38,6 +38,7 @@ COMMANDS = {
         "attention": "Attention patterns of every head: maps, metrics, pairs.",
         "experts": "Expert routing: which experts each token takes.",
         "lens": "Logit lens: the top tokens after every layer.",
+        "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
         "score": "Log-probability of every token, perplexity, bits per byte.",
@@ -140,7 +141,8 @@ class Root(OurHelp, TyperGroup):
 
         It fits 80 × 24.
         """
-        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *paragraphs(self.help or "")]
+        words = filter(None, paragraphs(self.help or ""))  # without the empty line below it
+        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *words]
         heading = ""
         column = 9 + max(map(len, self.entries))
         for name, entry in self.entries.items():

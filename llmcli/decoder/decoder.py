@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -148,6 +148,12 @@ class Decoder:
             recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
         self.steps = Steps(recorder, off if one else "the layers are on several devices")
+        self.edits: tuple[Edit, ...] = ()  # of every call, before its own
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether a pass can begin with any layer: each reads only what the one before made."""
+        return self.per_layer is None and not self._kv_sources
 
     def weight(self, name: str) -> Weight:
         """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
@@ -217,6 +223,7 @@ class Decoder:
         clock: Clock | None = None,
         logits: Logits = "all",
         until: int | None = None,
+        begin: tuple[int, Tensor] | None = None,
         verify: bool = False,
     ) -> Tensor:
         """Logits of the new tokens, `[B, T, V]`, in at least float32; appends them to `state`.
@@ -226,22 +233,25 @@ class Decoder:
         and LongRoPE. `last` only gives the row of each sequence's last real token, `[B, 1, V]`: the
         last layers without a state (`Graph.readers`) only compute this row, unless there is a tap
         or they are edited. `until=i` stops after layer i and returns the residual stream `[B, T,
-        D]`. `clock(name)` is called when an activation is computed (on a GPU: enqueued), with
-        `step` for work shared by all layers. `edits` change activations, in order; the tap sees the
-        edited values. Raises ValueError if the tokens, padding included, do not fit the state or
-        the learned positions, UsageError for an edit of an activation that cannot be edited.
+        D]`; `begin=i, x` begins with layer i, with x `[B, T, D]` as the stream before it, where the
+        model `begins_anywhere`. `clock(name)` is called when an activation is computed (on a
+        GPU: enqueued), with `step` for work shared by all layers. `edits` change activations, in
+        order and after those of the decoder itself; the tap sees the edited values. Raises
+        ValueError if the tokens, padding included, do not fit the state or the learned positions,
+        UsageError for an edit of an activation that cannot be edited.
 
         `verify`: read tokens of one sequence as single steps would, bit-identical if those are
         replayed.
         """
         if edits:
-            _check_edits(self.config, edits)
+            check_edits(self.config, [edit.name for edit in edits])
+        edits = (*self.edits, *edits)
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
             raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
         self._check_room(starts, tokens, state)
-        watched = tap is not None or edits or until is not None
+        watched = tap is not None or edits or until is not None or begin is not None
         late = clock if clock is not None and isinstance(clock, ReplayClock) else None
         single = (verify or tokens == 1) and lengths is None
         if state is not None and single and clock is late and not watched:
@@ -258,7 +268,7 @@ class Decoder:
             cached=state is not None, tap=tap, edits=edits, clock=clock,
             kv_sources=self._kv_sources,
         )  # fmt: skip
-        out = self._pass(ids_BT, state, step, logits, until)
+        out = self._pass(ids_BT, state, step, logits, until, begin)
         if state is not None:  # last, so that a tap sees the previous lengths
             state.advance(step.lengths, step.totals)
         return out
@@ -289,19 +299,22 @@ class Decoder:
             self.steps.recorder = recorder
 
     def _pass(
-        self, ids_BT: Tensor, state: State | None, step: Step, logits: Logits, until: int | None
-    ) -> Tensor:
+        self, ids_BT: Tensor, state: State | None, step: Step, logits: Logits, until: int | None,
+        begin: tuple[int, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """The computation of `__call__`, without updating the state's lengths."""
         step.mark("step")
-        x_BTD = self._embed(ids_BT, step)
+        first, x_BTD = (0, self._embed(ids_BT, step)) if begin is None else begin
         narrows = logits == "last" and step.tokens > 1 and until is None
         narrows = narrows and self._late.isdisjoint(step.edits)
         last_B1V: Tensor | None = None
         layers = self._layers(len(x_BTD), 0) if state is None else state.layers
         several = len(self.devices) > 1
         for i, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
-            if narrows and i == self.readers:
-                last_B1V = self._last_alone(x_BTD, step)
+            if i < first:
+                continue
+            if narrows and i == max(first, self.readers):
+                last_B1V = self._last_alone(x_BTD, step, i)
                 if step.tap is None:
                     return last_B1V
             if several:
@@ -315,11 +328,12 @@ class Decoder:
         # these layers' values for the tap may have different rounding and must not change logits
         return x_BTD if last_B1V is None else last_B1V
 
-    def _last_alone(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """The logits `[B, 1, V]` from the input of the first layer without a state."""
+    def _last_alone(self, x_BTD: Tensor, step: Step, first: int) -> Tensor:
+        """The logits `[B, 1, V]` from the input of layer `first`; it and later ones have no state.
+        """
         last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
         x_B1D, none = _last(x_BTD, step), LayerState(())
-        for block in self.blocks[self.readers :]:
+        for block in self.blocks[first:]:
             x_B1D, last = _moved(x_B1D, last, block.device)
             x_B1D = block(x_B1D, none, last)
         return self._unembed(*_moved(x_B1D, last, self.device))
@@ -409,7 +423,7 @@ def _last(x_BTD: Tensor, step: Step) -> Tensor:
     return x_BTD[torch.arange(len(last_B), device=x_BTD.device), last_B].unsqueeze(1)
 
 
-def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
+def check_edits(config: ModelConfig, names: Iterable[str]) -> None:
     """Raise UsageError for an unknown activation, or one that nothing is computed from.
 
     The latter includes activations covered by a kernel that is not optional.
@@ -418,18 +432,18 @@ def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
     nodes = model.nodes
     # a block's stream is the memory of the previous block's output
     used = {name for node in nodes.values() for name in (*node.op.inputs, node.shares)}
-    for edit in edits:
-        if edit.name not in nodes:
+    for name in names:
+        if name not in nodes:
             raise UsageError(
-                f"there is no activation `{edit.name}` to edit",
+                f"there is no activation `{name}` to edit",
                 hint="`llmcli shapes` lists the activations of a model",
             )
-        node = nodes[edit.name]
-        if edit.name not in used or node.tap_only or edit.name in model.derived([edit.name]):
+        node = nodes[name]
+        if name not in used or node.tap_only or name in model.derived([name]):
             before = (node.shares,) if node.shares in nodes else node.op.inputs
             before = tuple(name for name in before if not nodes[name].tap_only)
             made_of = " or ".join(f"`{name}`" for name in before)
             raise UsageError(
-                f"`{edit.name}` is only shown, nothing is computed from it: it cannot be edited",
+                f"`{name}` is only shown, nothing is computed from it: it cannot be edited",
                 hint=f"edit {made_of}, which it is computed from",
             )

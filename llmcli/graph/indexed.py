@@ -21,7 +21,7 @@ _ESCAPE = re.compile(
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _WHOLE = "quote all of it, with single quotes inside: \"logits[-1,' the']\""
-_ONE = "explain takes one number, no globs or ranges"
+_ONE = "a number is meant, no globs or ranges"
 
 
 @dataclass(frozen=True)

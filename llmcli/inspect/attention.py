@@ -363,15 +363,16 @@ def checked_rows(
             if map_rows is not None and walked is not None:
                 a_HtS = map_rows(slice(position, last))[:, :, keys]
                 block = Block(a_HtS, position, low, seen_t, tokens, at=at)
-                proof.compare_signed(
-                    block,
-                    of,
-                    ours,
-                    v_KSe=v[:, keys],
-                    z_Hte=z_Hte,
-                    sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
-                    narrow=z_HTe.dtype.itemsize == 2,
-                )
+                if not of.edited:
+                    proof.compare_signed(
+                        block,
+                        of,
+                        ours,
+                        v_KSe=v[:, keys],
+                        z_Hte=z_Hte,
+                        sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
+                        narrow=z_HTe.dtype.itemsize == 2,
+                    )
                 yield block
                 continue
             found = of.rows(seen, ours, slice(position, last), keys)
@@ -380,7 +381,8 @@ def checked_rows(
                 found.a_HtS, position, low, seen_t, tokens, taken_Ht, at=at, scores_HtS=scores_HtS
             )
             proof.see(block, scores_HtS, of, ours)
-            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=found.norms, z_Hte=z_Hte)
+            if not of.edited:
+                proof.compare(block, of, ours, v_KSe=v[:, keys], norms=found.norms, z_Hte=z_Hte)
             yield block
 
 

@@ -24,7 +24,7 @@ from llmcli.evaluate.rule import Rule, symbol
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import HeadShare, Mix, Project
 from llmcli.graph.routing import ExpertProject
-from llmcli.inspect.kernel import Kernel, layer_of, rules
+from llmcli.inspect.kernel import Kernel, edited, layer_of, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.document import ViewCheck
 from llmcli.records.explanation import NumberCheck
@@ -85,14 +85,17 @@ def formula_checks(
     `rows`: tokens of a product (with a matrix, or of queries and keys) that are compared where more
     are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
     keys: memory is then linear in the prompt. `prompt_tokens`: how many tokens were one forward
-    call; each later one was a call of its own (default: all were one).
+    call; each later one was a call of its own (default: all were one). What is edited is not
+    compared.
 
     `value` is the largest difference as a share of what is allowed (`worst_number`): 1 and less
     is right; where some are wrong it is the worst number of the first wrong tensor in execution
     order, and `where` its place. Raises ValueError where a name has no formula or an input is
     missing, NotFinite where a number is NaN.
     """
-    known, wanted = rules(model.config), set(names)
+    known, wanted = rules(model.config), set(names) - edited(model)
+    if not wanted and names:
+        return ViewCheck(name=NAME, words="all tensors here are edited", value=0.0, tolerance=1.0)
     listed = [name for name in known if name in wanted]
     missing = formula_inputs(model.config, listed) - emitted.keys()
     if missing or len(listed) != len(wanted) or not listed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import pairwise
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Mixer
+from llmcli.errors import UsageError
 from llmcli.evaluate import rules as evaluation
 from llmcli.evaluate.rule import Rule, concatenated, exact, settled
 from llmcli.graph.graph import graph
@@ -101,7 +102,8 @@ class Kernel:
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
         node = self.graph[name]
-        if not self.graph.written(name) and not isinstance(node.op, HeadShare):
+        stored = name in self.emitted or self.graph.written(name)  # an edited one is emitted
+        if not stored and not isinstance(node.op, HeadShare):
             return self.rules[name].tensor(self)
         return self.kernel(name)
 
@@ -227,6 +229,25 @@ def _runs(positions: Sequence[int]) -> list[Sequence[int]]:
     """Ascending positions, cut where one is left out."""
     ends = [at for at in range(1, len(positions)) if positions[at] != positions[at - 1] + 1]
     return [positions[a:b] for a, b in pairwise([0, *ends, len(positions)])]
+
+
+def edited(model: Model) -> frozenset[str]:
+    """The activations that the model's edits change: no formula gives them.
+
+    With those that are another name of one, as a block's input is of the output before it.
+    """
+    names = {edit.name for edit in model.decoder.edits}
+    nodes = graph(model.config).nodes.values() if names else ()
+    return frozenset(names.union(node.name for node in nodes if node.shares in names))
+
+
+def refuse_edited(model: Model, names: Collection[str]) -> None:
+    """Raises UsageError for edits of maps that a look computes from queries and keys."""
+    for name in edited(model).intersection(names):
+        raise UsageError(
+            f"`{name}` is computed here from queries and keys, without its edit",
+            hint="`lens`, `score` and `generate` show what follows from the edit",
+        )
 
 
 def mixer_of(model: Model, name: str) -> Mixer:

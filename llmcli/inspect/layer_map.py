@@ -19,7 +19,7 @@ from llmcli.graph.node import State
 from llmcli.graph.ops import Convolve, Mix, Softmax
 from llmcli.graph.parts.registry import part_of
 from llmcli.inspect.formulas import formula_inputs
-from llmcli.inspect.kernel import mixer_of
+from llmcli.inspect.kernel import edited, mixer_of
 from llmcli.model import Model
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
@@ -33,7 +33,8 @@ class LayerMap:
     `value` and `mixed` are the activations that it mixes and gives, `sources` those that it is
     computed from, and `reads` all of these. `residual_update`: what its mixer adds to the residual
     stream. `score`: the operation whose softmax it is, None where it is no such. `sinks`: whether
-    its heads have sinks of their own, so that their rows sum to less than 1.
+    its heads have sinks of their own, so that their rows sum to less than 1. `maps`: the pattern
+    and its scores. `edited`: whether these or `mixed` are edited, and do not follow from `sources`.
 
     `whole`: the activations whose rows are all needed for one: keys and values, or what a map or a
     convolution reads. `states`: what a cache has of all tokens: keys and values (which may be those
@@ -42,7 +43,7 @@ class LayerMap:
     """
 
     def __init__(self, model: Model, number: int) -> None:
-        self._model, self.number = model, number
+        self.model, self.number = model, number
         self._graph = graph(model.config)
         node = self._graph.mixers.get(number)
         if node is None or not isinstance(node.op, Mix):
@@ -55,6 +56,8 @@ class LayerMap:
         self.recurrence_reads = (*self.sources, self.value)
         self.reads = tuple(dict.fromkeys((*self.recurrence_reads, self.mixed)))
         self.score = self._graph.score(node.op)
+        self.maps = (self.pattern, *self._graph[self.pattern].op.inputs[: self.score is not None])
+        self.edited = not edited(model).isdisjoint((self.mixed, *self.maps))
         above = self._graph[self.pattern].op
         self._sink = above.sink if isinstance(above, Softmax) else None
         self.sinks = self._sink is not None
@@ -105,14 +108,14 @@ class LayerMap:
     @cached_property
     def inputs(self) -> frozenset[str]:
         """What the formulas of these are checked with."""
-        return formula_inputs(self._model.config, self.checked) | {self.value, self.mixed}
+        return formula_inputs(self.model.config, self.checked) | {self.value, self.mixed}
 
     def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
         """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.
 
         Where latents are kept and not keys and values, these are computed from them.
         """
-        on = self._model.device
+        on = self.model.device
         found = {
             one.holds: cache[one.name].narrow(1 + one.axes.index("S"), 0, tokens).to(on)
             for one in self.states
@@ -149,7 +152,7 @@ class LayerMap:
         scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, heads, before=keys.start)[0]
         taken_Ht = None
         if self._sink is not None:
-            sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None].to(k_KSd)
+            sink_H = self.model.decoder.weight(self._sink).dense()[list(heads), None].to(k_KSd)
             taken_Ht = (sink_H.to(scores_HtS.dtype) - scores_HtS.logsumexp(-1)).sigmoid()
         factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)

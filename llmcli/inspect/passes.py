@@ -21,6 +21,7 @@ from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.node import State as NodeState
+from llmcli.inspect.edits import apply_edits
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
@@ -44,8 +45,8 @@ Watch = Callable[[int, str, Tensor], None]
 class Passes:
     """Runs a model for a look: first it writes new tokens, then one pass reads all tokens.
 
-    Commands that look inside run the model here alone: an edit of activations enters here. `ids`
-    are the prompt's tokens, and after `write` the up to `generate` new ones.
+    Commands that look inside run the model here alone, with its edits (`apply_edits`). `ids` are
+    the prompt's tokens, and after `write` the up to `generate` new ones.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Passes:
         self.progress = progress
         self._steps: tuple[ViewCheck, ...] = ()
         self._chunks: tuple[ViewCheck, ...] = ()
+        apply_edits(model, [self.ids])
 
     @property
     def most(self) -> int:
@@ -186,7 +188,8 @@ class _Proof(ABC):
     ) -> None:
         self._model, self._state, self._graph = model, state, graph(model.config)
         self._ids, self._prompt, self._rows = ids, prompt, rows
-        self._maps = {layer: LayerMap(model, layer) for layer in self._graph.mixers}
+        maps = [LayerMap(model, layer) for layer in self._graph.mixers]
+        self._maps = {of.number: of for of in maps if not (of.signed and of.edited)}
         self._now: dict[str, Tensor] = {}
         self._ends: dict[int, End] = {}  # of recurrences, after the last call
         self._found: list[ViewCheck] = []

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from llmcli.engine.session import Session
-from llmcli.errors import NotFinite
+from llmcli.errors import NotFinite, UsageError
+from llmcli.inspect.edits import apply_edits
 from llmcli.model import Model, dtype_name
 
 CHUNK = 256  # tokens of one forward call: bounds the logits to CHUNK × V numbers
@@ -35,6 +36,20 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
             yield start, first, stop
         first = max(first, stop)
         start += stride
+
+
+def edit_windows(model: Model, ids: Sequence[int], window: int) -> None:
+    """Applies the model's edits to a text that may be longer than a window.
+
+    Raises UsageError for an edit at positions of such a text, and the errors of `apply_edits`.
+    """
+    apply_edits(model, [ids])
+    for edit in model.edits:
+        if len(ids) > window and any(map(edit.ends, edit.places)):
+            raise UsageError(
+                f"`--edit {edit.text}` names positions, and a window has only {window} tokens",
+                hint="name none, or give a text that fits the context",
+            )
 
 
 def reader(model: Model) -> Reader:

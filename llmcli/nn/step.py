@@ -36,15 +36,14 @@ class ReplayClock(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """An edit of the activation `name`: the pass continues with `fn(activation)`.
+    """An edit of the activation `name`: the pass continues with `fn(activation, positions)`.
 
-    `fn` gets a copy of the whole tensor and returns the same shape, dtype and device. With `rows`
-    only the tokens at these positions change.
+    `fn` gets a copy of the whole tensor, and the positions of its tokens, `[T]` if they are equal
+    for all sequences, else `[B, T]`. It returns the same shape, dtype and device.
     """
 
     name: str
-    fn: Callable[[Tensor], Tensor]
-    rows: Sequence[int] | None = None
+    fn: Callable[[Tensor, Tensor], Tensor]
 
 
 _BAND = 512  # rows computed together with a window
@@ -219,13 +218,11 @@ class Step:
 
     def _edited(self, tensor: Tensor, edit: Edit) -> Tensor:
         # copied, since earlier activations may share the memory
-        changed = edit.fn(tensor.clone())
+        changed = edit.fn(tensor.clone(), self._positions_of(tensor))
         was, found = ((x.shape, x.dtype, x.device) for x in (tensor, changed))
         if was != found:
             before, after = (f"{list(shape)} {dtype} on {on}" for shape, dtype, on in (was, found))
             raise ValueError(f"the edit of `{edit.name}` turned {before} into {after}")
-        if edit.rows is not None:
-            changed = torch.where(self._hit(edit.rows, tensor), changed, tensor)
         if 0 in tensor.stride():  # broadcast over sequences: now separate
             return changed
         # same strides, since kernels' rounding may depend on them
@@ -234,15 +231,12 @@ class Step:
         )
         return laid.copy_(changed)
 
-    def _hit(self, rows: Sequence[int], tensor: Tensor) -> Tensor:
-        """Mask of rows of `[B, T, …]` or `[B, H, T, …]` of tokens at these positions."""
-        positions = self.positions
+    def _positions_of(self, tensor: Tensor) -> Tensor:
+        """The positions of the tokens of an activation `[B, …, T, …]`."""
         if tensor.shape[-2] < self.tokens:  # final norm and head for last tokens only
             pairs = zip(self.starts, self.lengths, strict=True)
-            positions = torch.tensor([[a + n - 1] for a, n in pairs], device=self.device)
-        wanted = torch.tensor(list(rows), device=self.device)
-        hit = torch.isin(positions, wanted).unsqueeze(-1)
-        return hit.unsqueeze(1) if hit.ndim == 3 and tensor.ndim == 4 else hit
+            return torch.tensor([[a + n - 1] for a, n in pairs], device=self.device)
+        return self.positions
 
     def mark(self, name: str) -> None:
         """Call the clock only, for activations that the tap does not see here."""

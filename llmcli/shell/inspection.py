@@ -21,7 +21,7 @@ from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutput
 from llmcli.shell.output import EXPLAIN, ExportFile, Output, write_document, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
-from llmcli.shell.running import header, load_model
+from llmcli.shell.running import header, load_model, note_edits
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -231,6 +231,7 @@ class Inspection(Subject):
         if self.path is not None and holds is not None:
             write = partial(self._export.write or self._write, report)
             file = ExportFile(path=self.path, holds=holds, write=write, open=self._file.open)
+        note_edits(self.model, self.out)
         self.out.present(
             view,
             members(report) if body is None else body,

@@ -83,6 +83,12 @@ class ModelOptions:
         "Build the model from its configuration alone, with random weights drawn from --seed "
         "(default 0).",
     )
+    edit: list[str] | None = opt(
+        None,
+        "--edit NAME[INDEX]=WHAT",
+        "Change an activation in every pass, such as blocks.5.attn.z[H=3]=zero; repeatable. See "
+        "`llmcli help interventions`.",
+    )
     revision: str | None = opt(None, *REVISION)
     offline: bool = opt(False, *OFFLINE)
 

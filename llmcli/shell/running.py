@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.config.model import ModelConfig
     from llmcli.engine.speculation import Speculation
+    from llmcli.graph.edited import EditRequest
     from llmcli.graph.precision import Precision
     from llmcli.model import Model
     from llmcli.prepare.ahead import Prefetcher
@@ -109,6 +110,7 @@ def load_model(
     open_s += perf_counter() - begin
     if check is not None:
         check(prepared.config)
+    edits = _edits(options, prepared.config)
     loading = f"loading {checkpoint.name} …"
     require_cwd()
     begin = perf_counter()
@@ -143,6 +145,7 @@ def load_model(
             context=options.context_length,
             **precision_options,
         )
+    model.edits = edits
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
     if "," in options.device:
@@ -172,6 +175,25 @@ def load_model(
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=on_gpu),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s, found)
+
+
+def _edits(options: ModelOptions, config: ModelConfig) -> tuple[EditRequest, ...]:
+    """The requests of `--edit`. Raises UsageError for one that no prompt could have."""
+    if not options.edit:
+        return ()
+    from llmcli.families.sources import sources
+    from llmcli.graph.edited import parse_edit
+    from llmcli.graph.names import Names
+
+    names = Names(config, sources(config))
+    return tuple(parse_edit(text, names, options.seed or 0) for text in options.edit)
+
+
+def note_edits(model: Model, out: Output) -> None:
+    """A note for every edit that has not changed a number."""
+    for text, changed in model.changed.items():
+        if not changed:
+            out.note(f"`--edit {text}` has changed nothing")
 
 
 def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) -> None:

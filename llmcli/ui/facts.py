@@ -102,7 +102,9 @@ def model_line(model: Mapping[str, Any]) -> str:
             f": {model['product_format']} products, {activations} activations, "
             f"{model['cache_format']} cache"
         )
-    return f"{model['name']} ({formats} on {model['device']}{how})"
+    edits = [one["edit"] for one in model.get("edits", ())]
+    edited = f", edited: {', '.join(edits)}" if edits else ""
+    return f"{model['name']} ({formats} on {model['device']}{how}){edited}"
 
 
 def score_words(score: TextScore, *, texts: bool = True) -> list[str]:

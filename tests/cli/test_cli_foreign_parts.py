@@ -235,10 +235,10 @@ def test_states_after_each_token(run, tmp_path):
 
 def test_what_its_kernel_never_writes_cannot_be_edited(paths):
     model = load(paths["unplanned"], dtype="float32")
-    edit = Edit(name="blocks.0.mean.pattern", fn=lambda rows: 2 * rows)
+    edit = Edit(name="blocks.0.mean.pattern", fn=lambda rows, at: 2 * rows)
     with pytest.raises(UsageError, match="only shown"):
         Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
-    edit = Edit(name="blocks.0.mean.z", fn=lambda rows: 2 * rows)
+    edit = Edit(name="blocks.0.mean.z", fn=lambda rows, at: 2 * rows)
     Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
 
 

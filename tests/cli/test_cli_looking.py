@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from zoo import variant
 
 from llmcli.commands.explain import measure
-from llmcli.commands.explain.options import names
 from llmcli.decoder.decoder import Decoder
+from llmcli.inspect.numbers import names
 from llmcli.loading.load import load
 
 TEXT = "abcabcab"

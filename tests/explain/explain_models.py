@@ -12,7 +12,6 @@ from small_models import random_model
 from zoo import ATTENTION, MODELS, RMS, llama
 
 from llmcli.commands.explain.measure import derive
-from llmcli.commands.explain.options import names
 from llmcli.config.attention import RopeConfig
 from llmcli.config.embedding import HeadConfig
 from llmcli.config.mlp import MlpConfig
@@ -20,6 +19,7 @@ from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
 from llmcli.graph.graph import Graph
 from llmcli.graph.ops import Mix, Score, Softmax
+from llmcli.inspect.numbers import names
 from llmcli.model import Model
 from llmcli.records.text import Token
 

@@ -11,10 +11,10 @@ from explain_models import FIRST, IDS, NAMES, TEXTS, deep_model, emitted, explai
 from zoo import MODELS
 
 from llmcli.commands.explain.measure import needed_bytes
-from llmcli.commands.explain.options import find, names, place
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.graph.indexed import NumberRef, parse
 from llmcli.inspect.kernel import rules
+from llmcli.inspect.numbers import find, names, place
 
 
 def activations(model):

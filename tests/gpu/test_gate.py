@@ -242,7 +242,7 @@ def test_shared_keys_behind_a_mask_are_given_to_every_head(card):
 def test_taps_edits_and_clocks_are_computed(card):
     ordinary, captured = pair("llama", card, [[5, 9, 2]])
     seen, marks = Counter(), Counter()
-    edits = [Edit(name="blocks.0.resid_pre", fn=lambda x: 2 * x)]
+    edits = [Edit(name="blocks.0.resid_pre", fn=lambda x, at: 2 * x)]
     for rest in (
         {"tap": lambda name, tensor: seen.update([name])}, {"edits": edits},
         {"clock": lambda name: marks.update([name])},

@@ -89,7 +89,7 @@ def everything(decoder):
     found = [session.prefill(PROMPTS), *walked(session)[0]]
     seen, marks = {}, []
     name = f"blocks.{len(decoder.blocks) // 2}.resid_pre"
-    edit = Edit(name=name, fn=lambda x: 2 * x, rows=[1, 3])
+    edit = Edit(name=name, fn=lambda x, at: torch.where(((at == 1) | (at == 3))[:, None], 2 * x, x))
     found.append(decoder(ids(2, 9), logits="last", edits=[edit], clock=marks.append))
     found.append(decoder(ids(2, 9), tap=lambda name, tensor: seen.update({name: tensor.clone()})))
     found.append(decoder(ids(2, 9), until=0))

@@ -334,7 +334,7 @@ def test_edits_within_what_is_fused(monkeypatch):
         monkeypatch.setattr(on_card, "kernels", lambda: kernels)
         both = sessions(here, put(here, card, torch.float32), [[5, 9, 2]])
         for leaf in ("ln1.out", "attn.k_rot", "attn_out", "mlp.act"):
-            edits = [Edit(name=f"blocks.1.{leaf}", fn=lambda x: -2 * x)]
+            edits = [Edit(name=f"blocks.1.{leaf}", fn=lambda x, at: -2 * x)]
             edited = [decoded(one, ids(1, 2), edits=edits) for one in both]
             same(*edited, 1e-4)
 

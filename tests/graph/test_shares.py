@@ -46,7 +46,7 @@ class Rank:
             edits |= {self.nodes[name].op.source: self.kept, name: self.normalized}
         try:
             return self.decoder(tokens, edits=[
-                Edit(name=name, fn=lambda x, name=name, made=made: made(name, x))
+                Edit(name=name, fn=lambda x, at, name=name, made=made: made(name, x))
                 for name, made in edits.items()
             ])  # fmt: skip
         except Exception:

@@ -12,6 +12,7 @@ from llmcli.graph.graph import graph
 from llmcli.graph.plan import plan
 from llmcli.graph.recurrence import Cut
 from llmcli.graph.spec import Call
+from llmcli.inspect.edits import along
 from llmcli.inspect.formulas import formula_checks, formula_inputs
 from llmcli.nn.step import Edit, Step
 from llmcli.parts import attention
@@ -49,12 +50,22 @@ def run(model, *edits, ids=TOKENS, **options):
     return out, seen
 
 
+def only(rows, fn):
+    """What `fn` makes of the tokens at these positions alone."""
+    def edited(x, at):
+        hit = torch.isin(at, torch.tensor(rows))
+        return torch.where(along(hit, x, x.ndim - 2), fn(x.clone()), x)
+
+    return edited
+
+
 def double(name, rows=None):
-    return Edit(name=name, rows=rows, fn=lambda x: x.mul_(2))  # in place: it is given a copy
+    fn = only(rows, lambda x: x * 2) if rows else lambda x, at: x.mul_(2)  # it is given a copy
+    return Edit(name=name, fn=fn)
 
 
 def same(name, rows=None):
-    return Edit(name=name, rows=rows, fn=torch.clone)
+    return Edit(name=name, fn=only(rows, torch.clone) if rows else lambda x, at: x.clone())
 
 
 def test_an_edit_that_changes_nothing_changes_no_bit(model):
@@ -233,7 +244,7 @@ def test_edited_keys_values_and_latents_enter_the_cache(model):
 
 
 def test_several_edits_of_one_name_in_their_order():
-    model, add = small("llama"), Edit(name="embed", fn=lambda x: x + 1)
+    model, add = small("llama"), Edit(name="embed", fn=lambda x, at: x + 1)
     plain = run(model)[1]["embed"]
     assert torch.equal(run(model, add, double("embed"))[1]["embed"], 2 * (plain + 1))
     assert torch.equal(run(model, double("embed"), add)[1]["embed"], 2 * plain + 1)
@@ -269,8 +280,8 @@ def test_every_other_activation_is_refused(model):
 
 
 @pytest.mark.parametrize(("fn", "message"), [
-    (lambda x: x[:, :3], r"turned \[1, 7, 16\] torch.float64 on cpu into \[1, 3, 16\]"),
-    (torch.Tensor.float, "into .* torch.float32 on cpu"),
+    (lambda x, at: x[:, :3], r"turned \[1, 7, 16\] torch.float64 on cpu into \[1, 3, 16\]"),
+    (lambda x, at: x.float(), "into .* torch.float32 on cpu"),
 ])  # fmt: skip
 def test_an_edit_returns_a_tensor_like_its_input(fn, message):
     with pytest.raises(ValueError, match=message):
@@ -309,7 +320,7 @@ def test_tokens_pass_the_experts_that_an_edit_chooses():
     def others(chosen):
         return torch.tensor([4, 1]).expand_as(chosen).clone()
 
-    _, seen = run(model, Edit(name=name, fn=others, rows=[2]))
+    _, seen = run(model, Edit(name=name, fn=only([2], others)))
     right = before[name].clone()
     right[0, 2] = torch.tensor([4, 1])
     assert torch.equal(seen[name], right)

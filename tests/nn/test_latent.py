@@ -105,7 +105,7 @@ def test_what_is_kept_of_a_token():
                                                ("k_rot", "k_pe_rot")])  # fmt: skip
 def test_what_a_tap_alone_is_shown_cannot_be_edited(leaf, instead):
     model = random_model(MODEL)
-    edit = Edit(name=f"blocks.0.attn.{leaf}", fn=torch.clone)
+    edit = Edit(name=f"blocks.0.attn.{leaf}", fn=lambda x, at: x.clone())
     with pytest.raises(UsageError, match="only shown") as caught:
         model.decoder(IDS, edits=[edit])
     assert caught.value.hint == f"edit `blocks.0.attn.{instead}`, which it is computed from"

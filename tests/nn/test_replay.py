@@ -146,7 +146,7 @@ def test_tokens_that_are_read_ahead_have_the_bits_of_single_steps(model):
 
 
 def test_an_edit_is_computed(model):
-    edits, found = [Edit(name="blocks.0.resid_pre", fn=lambda x: 2 * x)], []
+    edits, found = [Edit(name="blocks.0.resid_pre", fn=lambda x, at: 2 * x)], []
     for clock in (None, ignored):
         one = session(model)
         decoded(one, 2, clock=clock)
@@ -239,7 +239,7 @@ def test_what_a_kernel_computes_together_is_computed_anew_behind_an_edit(name):
 
     def seen(factor):
         taken = {}
-        edits = [Edit(name=one, fn=lambda x: factor * x) for one in (conv, dt)]
+        edits = [Edit(name=one, fn=lambda x, at: factor * x) for one in (conv, dt)]
         decoded(session(found), 1, tap=taken.__setitem__, edits=edits)
         return taken
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILES = ("html", "json")
 # the options of a model that tell B from A, which has their defaults
-VARIED = ("quantize", "dtype", "activations", "cache_type", "device")
+VARIED = ("quantize", "dtype", "activations", "cache_type", "device", "edit")
 
 EPILOG = """
 An activation of B differs by itself if rounding does not explain how far it is
@@ -123,7 +123,12 @@ def command(
     text = not given.ids and not diff.weights
     a = look.load(first, _no_check, text=text)
     b = a if first is second else load_model(second, look.out, text=text).model
-    how = " ".join(f"--{name.replace('_', '-')} {getattr(second, name)}" for name in names)
+    values = {name: getattr(second, name) for name in names}
+    how = " ".join(
+        f"--{name.replace('_', '-')} {one}"
+        for name, value in values.items()
+        for one in (value if isinstance(value, list) else [value])
+    )
     report = _report(look, a, b, given, diff, special, model)
     described = b.describe() if report.b == {} else report.b
     report = replace(report, b=described, how=report.how or how)
@@ -183,7 +188,7 @@ def _report(
 ) -> DiffReport:
     """Measured; its `b` is empty where B is a model."""
     from llmcli.commands.diff.measure import Side, measure_diff, measure_weights
-    from llmcli.inspect.windows import CHUNK
+    from llmcli.inspect.windows import CHUNK, edit_windows
 
     def side(prompt: Prompt, model: Model, **more: Any) -> Side:
         ids, texts, spans = as_it_stands(prompt, model, parse_special=not special.no_special)
@@ -204,6 +209,8 @@ def _report(
         peer = open_peer(diff.against, a)
         read = read_by(peer)
     first, second = side(given, a), side(other, b, read=read)
+    for one in (first, second):
+        edit_windows(one.model, one.ids, min(CHUNK, window))
     if diff.prompt_b is not None and (most := max(len(first.ids), len(second.ids))) > min(
         CHUNK, window
     ):

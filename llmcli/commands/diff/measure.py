@@ -28,8 +28,9 @@ from llmcli.devices import float64_device
 from llmcli.evaluate.rule import symbol
 from llmcli.graph.graph import graph
 from llmcli.graph.precision import EPS
+from llmcli.inspect.edits import apply_edits
 from llmcli.inspect.formulas import compared, formula_checks, formula_inputs, kernels, worst
-from llmcli.inspect.kernel import layer_of, rules
+from llmcli.inspect.kernel import edited, layer_of, rules
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.windows import CHUNK, Reader, chosen, predictions, reader
 from llmcli.model import Model
@@ -59,7 +60,9 @@ class Side:
 
     @property
     def reader(self) -> Reader:
-        """What reads its texts."""
+        """What reads the text now: the model's edits are of this one."""
+        if self.read is None:
+            apply_edits(self.model, [self.ids])
         return self.read or reader(self.model)
 
 
@@ -335,7 +338,7 @@ class _Nodes:
         self._inputs = {
             name: formula_inputs(a.config, [name]) | formula_inputs(b.config, [name])
             for name in model.nodes
-            if model.written(name)
+            if model.written(name) or name in edited(b)
         }
         nodes = [model.nodes[name] for name in self._inputs]
         ops = {node.name: node.op for node in nodes}  # each once, where it has two names

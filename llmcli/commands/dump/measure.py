@@ -32,7 +32,7 @@ from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
-from llmcli.inspect.kernel import last_layer, layer_of, mixer_of
+from llmcli.inspect.kernel import last_layer, layer_of, mixer_of, refuse_edited
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes, cache_check, filled, remembered
 from llmcli.inspect.recurrence import walk
@@ -275,6 +275,7 @@ class _Dump:
 
     def _derived(self, name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """What the kernel never writes, head by head."""
+        refuse_edited(self.model, [name])
         tokens = len(self.passes.ids)
         mixer = mixer_of(self.model, name)
         emitted = {one: self._kept[one] for one in self._graph.sources(name)}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES, WITHIN_QUOTA
 from llmcli.commands.env.report import (
@@ -26,12 +26,15 @@ from llmcli.records.machine import CUDA_OPTIONS
 from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read
 from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
+from llmcli.shell.params import Without
 
 TOLERANT = True  # of a configuration file that is wrong: it is reported
 _FIELDS = {"weights": "random_weights"}  # options with another name than their setting
 
 
-def command(model: ModelOptions, output: PagedOutputOptions, ctx: Any) -> None:
+def command(
+    model: Annotated[ModelOptions, Without(("edit",))], output: PagedOutputOptions, ctx: Any
+) -> None:
     """This machine and its software, and where each setting comes from.
 
     The header is included in every measured result. Options given here, and those set in the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.records.document import members
@@ -11,7 +11,7 @@ from llmcli.records.ranges import LARGEST
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import arg, opt
+from llmcli.shell.params import Without, arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import header, load_model
@@ -91,7 +91,7 @@ def command(
     number: NumberArgument,
     prompt: GivenPromptOptions,
     explain: ExplainOptions,
-    model: ModelOptions,
+    model: Annotated[ModelOptions, Without(("edit",))],
     output: ViewOutputOptions,
 ) -> None:
     """One number of a model, derived step by step and equal to what the fast kernel computed.
@@ -115,7 +115,7 @@ def command(
     text = any(not one.ids for one in given)
     loaded = load_model(model, out, text=text, wide=True).model
     from llmcli.commands.explain.measure import derive, top_logit
-    from llmcli.commands.explain.options import find, names, place
+    from llmcli.inspect.numbers import find, names, place
 
     config = loaded.config
     encoded = [encode(one, ChatOptions(raw=True), loaded) for one in given]

@@ -9,14 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.commands.explain.options import letters_of, shape_in_letters, where
-from llmcli.commands.explain.report import Check, Explanation, LocalCheck, Step
+from llmcli.commands.explain.report import (
+    Check,
+    Coordinate,
+    Explanation,
+    Letter,
+    LocalCheck,
+    Step,
+)
 from llmcli.config.model import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
@@ -28,10 +34,14 @@ from llmcli.graph.ops import Mix
 from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.formulas import number_found, worst_number
 from llmcli.inspect.kernel import Kernel, last_layer, layer_of, origin, rules
+from llmcli.inspect.numbers import axis_words, shape_in_letters
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.text import Token
 from llmcli.records.work import Progress, no_progress
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
@@ -367,7 +377,7 @@ def derive(
 ) -> Explanation:
     """Derives one number, and compares it with the kernel's.
 
-    `specs` are those of `options.names` for as many tokens. `depth` is how many formulas are
+    `specs` are those of `inspect.numbers` for as many tokens. `depth` is how many formulas are
     followed back, None all of them, to the embedding rows and the weights; what is further away is
     taken from the kernel. Raises NotFinite where the model's own numbers are not, and OutOfMemory,
     before the model is run, where what is kept and derived does not fit.
@@ -436,3 +446,29 @@ def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> St
         tolerance=0.0,
         note=origin(model, spec.name),
     )
+
+
+def letters_of(config: ModelConfig, name: str, tokens: int) -> tuple[Letter, ...]:
+    """The letters of the documents and what they are in this model (in the number's block)."""
+    whole, parts = graph(config), name.split(".")
+    layer = int(parts[1]) if parts[0] == "blocks" else 0
+    sizes = whole.sizes(layer)
+    found = {"n": tokens, "d": config.width}
+    for axis, letter in whole.documents(layer).items():
+        found.setdefault("F" if axis == "F" else letter, sizes[axis])
+    found["v"] = config.vocab
+    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
+
+
+def where(
+    spec: TensorSpec, index: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer | None
+) -> tuple[Coordinate, ...]:
+    """An index in words, with the tokens that stand there."""
+    found = []
+    for word, letter, at in zip(axis_words(spec), spec.axes, index, strict=True):
+        token = texts[at] if letter in ("T", "S") and texts[at] else None
+        if letter == "V" and tokenizer is not None:
+            token = tokenizer.token_text(at)
+        if letter != "1":
+            found.append(Coordinate(axis=word, at=at, token=token))
+    return tuple(found)

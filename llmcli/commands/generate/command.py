@@ -165,6 +165,9 @@ def command(
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     from llmcli.engine.stream import TextRequest  # torch, once the model is known to be supported
+    from llmcli.inspect.edits import apply_edits
+
+    apply_edits(loaded.model, [one.ids for one in encoded])
 
     room = check_fits(encoded, loaded.model.config, model.context_length)
     limit = text.max_tokens or resolved.limit or 256

@@ -18,7 +18,7 @@ from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output, colour_system, dumps
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt
-from llmcli.shell.running import header
+from llmcli.shell.running import header, note_edits
 from llmcli.shell.sampling import Resolved
 from llmcli.text.segments import Answer, AnswerParts, Markers
 from llmcli.ui.theme import FAINT, confidence_style, one_line, printable
@@ -82,6 +82,7 @@ class Presentation(ABC):
                 self.close()  # the error begins on a line of its own
             raise
         self.close()
+        note_edits(run.model, self.out)
         for tokens in run.reprefilled:
             self.out.note(
                 f"at {tokens:,} tokens the text outgrew LongRoPE's short factors: all of it was "

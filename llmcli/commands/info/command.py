@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.document import members
@@ -13,7 +13,7 @@ from llmcli.records.info import Device
 from llmcli.records.ranges import LARGEST
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.running import (
     check_context,
     chosen_devices,
@@ -94,7 +94,11 @@ class InfoOptions:
         return (device, *rest)
 
 
-def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
+def command(
+    info: InfoOptions,
+    model: Annotated[ModelOptions, Without(("edit",))],
+    output: ViewOutputOptions,
+) -> None:
     """What a model is, and whether it fits the memory of this machine.
 
     Family, parameters, layers, context, tokenizer, stored formats, bytes: from the configuration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
@@ -14,7 +14,7 @@ from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output, dumps, write_file
-from llmcli.shell.params import opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import header, load_model
@@ -76,7 +76,7 @@ class LadderOptions:
 def command(
     prompt: GivenPromptOptions,
     ladder: LadderOptions,
-    model: ModelOptions,
+    model: Annotated[ModelOptions, Without(("edit",))],
     output: PagedOutputOptions,
 ) -> None:
     """The same model with the same weights, from nested loops to fused kernels.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
+from llmcli.shell.answer import parse_token, space_note
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
     Export,
@@ -119,8 +118,10 @@ class LensOptions(PlacesOptions):
                 top=self.top,
                 target=target,
             )
-        if isinstance(target, int) and (note := space_note(self.target, target, report, tokenizer)):
-            look.out.note(note)
+        if isinstance(target, int):
+            likeliest = {cell.top[0].id for cell in report.rows[-1].cells}
+            if note := space_note(self.target, "--target", target, likeliest, tokenizer):
+                look.out.note(note)
         return report
 
 
@@ -172,59 +173,12 @@ def exports(look: Subject, lens: LensOptions) -> dict[str, Export]:
 
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:
-    """`output`, `next`, a token of the vocabulary (which may stand in quotes), or its id.
-
-    An id is meant only where there is no tokenizer. Raises UsageError for anything else.
-    """
+    """`output`, `next`, or a token as `parse_token` takes it. Raises UsageError."""
     if text == "output":
         return "output"
     if text == "next":
         return "next"
-    if tokenizer is None:
-        if re.fullmatch(r"\d{1,9}", text, re.ASCII) and int(text) < vocabulary:
-            return int(text)
-        raise UsageError(
-            f"`--target {text}`: the model has no tokenizer, so it takes an id, next or output",
-            hint=f"ids go from 0 to {vocabulary - 1}",
-        )
-    token = _unquoted(text)
-    ids = tokenizer.encode(token, add_bos=False)
-    if len(ids) == 1:
-        return ids[0]
-    split = ", ".join(f"`{tokenizer.token_text(id)}`" for id in ids[:8])
-    spaced = tokenizer.encode(f" {token}", add_bos=False)
-    raise UsageError(
-        f"`--target {text}` is {len(ids)} tokens, not one" + (f": {split}" if ids else ""),
-        hint=f'did you mean `--target " {token}"`? a word in a text begins with its space'
-        if len(spaced) == 1 and token
-        else "give one of them; a word in a text usually begins with its space",
-    )
-
-
-def space_note(
-    text: str, target: int, report: LensReport, tokenizer: Tokenizer | None
-) -> str | None:
-    """What is to be known of a target that with a space before it is another token, else None.
-
-    Words in a text begin with their space: that one may be what was meant.
-    """
-    token = _unquoted(text)
-    if tokenizer is None or token.startswith(" "):
-        return None
-    spaced = tokenizer.encode(f" {token}", add_bos=False)
-    if len(spaced) != 1 or spaced[0] == target:
-        return None
-    likeliest = {cell.top[0].id for cell in report.rows[-1].cells}
-    here = ", the model's top token here" if spaced[0] in likeliest else ""
-    return (
-        f'`--target {text}` is the token without a space; `--target " {token}"` is another one'
-        f"{here}"
-    )
-
-
-def _unquoted(text: str) -> str:
-    inside = re.fullmatch(r"(['\"])(.+)\1", text, re.DOTALL)
-    return inside[2] if inside else text
+    return parse_token(text, "--target", tokenizer, vocabulary, ", next or output")
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:

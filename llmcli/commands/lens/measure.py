@@ -29,7 +29,7 @@ from llmcli.config.norm import NormConfig
 from llmcli.errors import NotFinite
 from llmcli.evaluate import rule
 from llmcli.graph.block import block_names
-from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.kernel import edited, layer_of
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model, dtype_name
 from llmcli.ops.norm import at_least_float32
@@ -54,6 +54,7 @@ WORDS = {
     "output_kl": "KL in nats",
 }
 
+_AFTER_STREAM = ("ln_final.out", "head_proj", "logits_raw")
 _BLOCK = 1 << 22  # numbers of the head's matrix that are converted at a time
 
 
@@ -101,7 +102,8 @@ def measure_lens(
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
         stream.watch(first, name, tensor)
-        if name == "logits":  # of each call's last token, where there are any
+        # of each call's last token, where there are any
+        if name == "logits" and edited(model).isdisjoint(_AFTER_STREAM):
             h_TD = stream.last_TD
             position = first + len(h_TD) - 1
             _require_finite(tensor, range(position, position + 1), model)
@@ -197,8 +199,8 @@ def _require_memory(model: Model, rows: int, positions: int, tokens: int) -> Non
 class Stream:
     """Watches a run: keeps `names` at `positions`, and adds up what is added to the stream.
 
-    Every place of it has to be the place before plus what was added since; the first is the
-    embedding.
+    Every place of it that is not edited has to be the place before plus what was added since; the
+    first is the embedding.
     """
 
     def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
@@ -217,7 +219,7 @@ class Stream:
                 factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()
                 self._places[sublayer.stream_out] *= float(factor)
         self._dtype, self._computed = model.stream_dtype, model.dtype
-        self._positions = positions
+        self._positions, self._edited = positions, edited(model)
         size = (len(names), len(positions), model.config.width)
         self._rows_RPD = torch.empty(size, dtype=self._dtype, device=model.device)
         self._parts: list[Tensor] = []
@@ -225,9 +227,10 @@ class Stream:
 
     def watch(self, first: int, name: str, x_BTD: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`. Raises NotFinite."""
-        if name in self._begins:
+        changed = name in self._places and name in self._edited
+        if name in self._begins or changed:
             self._parts = []
-        if name in self._places:
+        if name in self._places and not changed:
             self._add_up(first, name, x_BTD[0])
         if name in self._places or name in self._added:
             self._parts.append(x_BTD[0])

@@ -90,7 +90,7 @@ def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerEntry]:
 
 def command(
     load: LoadOptions,
-    model: Annotated[ModelOptions, Without(("random_weights",))],
+    model: Annotated[ModelOptions, Without(("random_weights", "edit"))],
     output: ViewOutputOptions,
 ) -> None:
     """Load a model and report what became of every tensor of its files.

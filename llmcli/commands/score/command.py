@@ -15,7 +15,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import prompt_or_default, read_prompt
-from llmcli.shell.running import header, load_model
+from llmcli.shell.running import header, load_model, note_edits
 
 ELSEWHERE = {"--versus": "`llmcli diff A B` compares two models on a text"}
 
@@ -65,6 +65,7 @@ def command(
     """
     from llmcli.commands.score.measure import measure_score
     from llmcli.commands.score.view import render_score
+    from llmcli.inspect.windows import edit_windows
 
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
@@ -75,6 +76,8 @@ def command(
     tokenizer = loaded.tokenizer
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
+
+    edit_windows(loaded, ids, window)
 
     @cache  # tokens of one id share their text
     def spelled(id: int) -> str | None:
@@ -91,6 +94,7 @@ def command(
             spelled=spelled,
             progress=progress,
         )
+    note_edits(loaded, out)
     shown = loaded.describe()
     out.present(
         lambda: render_score(found, shown, every=score.every), members(found), **header(shown)

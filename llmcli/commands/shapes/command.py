@@ -141,7 +141,9 @@ class ShapesOptions:
 def command(
     prompt: GivenPromptOptions,
     shapes: ShapesOptions,
-    model: Annotated[ModelOptions, Without(("activations", "threads", "seed", "random_weights"))],
+    model: Annotated[
+        ModelOptions, Without(("activations", "threads", "seed", "random_weights", "edit"))
+    ],
     output: ViewOutputOptions,
 ) -> None:
     """Every tensor of a model: symbolic and numeric shape, memory, formula, name in the file.

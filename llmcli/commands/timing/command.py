@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong
 from llmcli.records.document import members
@@ -17,7 +17,7 @@ from llmcli.shell.files import check_size, kind_of_file, whole_file, written
 from llmcli.shell.inspection import InChat, Shown
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output, jsonable
-from llmcli.shell.params import opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import Loaded, header, load_model
@@ -133,7 +133,7 @@ class TimingOptions:
 def command(
     prompt: GivenPromptOptions,
     timing: TimingOptions,
-    model: ModelOptions,
+    model: Annotated[ModelOptions, Without(("edit",))],
     output: ViewOutputOptions,
 ) -> None:
     """Where the time goes: load, prompt and new tokens, part by part, against this machine.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from llmcli.errors import CheckpointError
 from llmcli.records.document import members
 from llmcli.shell.encoding import TemplateOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.prompts import check_ids, read_prompt
 from llmcli.shell.running import opened_headers
 
@@ -28,7 +28,7 @@ def command(
     special: SpecialOptions,
     template: TemplateOptions,
     tokens: TokensOptions,
-    model: ModelOptions,
+    model: Annotated[ModelOptions, Without(("edit",))],
     output: PagedOutputOptions,
 ) -> None:
     """The tokens of a text: ids, pieces, byte offsets, and what the model adds in front.

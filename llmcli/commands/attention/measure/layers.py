@@ -35,7 +35,7 @@ from llmcli.commands.attention.report import (
 from llmcli.errors import UsageError
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
-from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.kernel import layer_of, refuse_edited
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import walk
@@ -106,6 +106,8 @@ class LayerWatch:
 
     def __init__(self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]) -> None:
         self._ends, self._settle = {of.residual_update: of for of in maps}, settle
+        for of in maps:
+            refuse_edited(of.model, of.maps)
         inputs = [(name, of.number) for of in self._ends.values() for name in of.inputs]
         self._needed = {name for name, _ in inputs}
         self._lent = {name for name, number in inputs if layer_of(name) != number}
@@ -290,16 +292,19 @@ def measure_states(passes: Passes, heads: Mapping[int, Sequence[int]]) -> States
     points = min(POINTS, len(every))
     positions = [-(-len(every) * (at + 1) // points) - 1 for at in range(points)]
     found: list[LayerStates] = []
-    proofs: list[tuple[ViewCheck, ...]] = []
+    states: list[ViewCheck] = []
+    results: list[ViewCheck] = []
+    formulas: list[ViewCheck] = []
 
     def settle(of: LayerMap, seen: Seen) -> None:
-        formulas = formula_checks(model, every, seen, of.checked, rows=FORMULA_ROWS)
+        formulas.append(formula_checks(model, every, seen, of.checked, rows=FORMULA_ROWS))
         single = {name: tensor[0] for name, tensor in seen.items()}
         walked = walk(of.recurrence(single), positions, results=True)
         eps = torch.finfo(model.stream_dtype).eps
-        results = walked.check_results(single[of.mixed], eps, of.mixed)
         cached = session.state.tensors()[of.matrix.name][0]
-        proofs.append((walked.check(cached, of.matrix.name), results, formulas))
+        states.append(walked.check(cached, of.matrix.name))
+        if not of.edited:
+            results.append(walked.check_results(single[of.mixed], eps, of.mixed))
         states_HPde = torch.stack([walked.states[position] for position in positions], 1)
         found.append(
             LayerStates(
@@ -321,14 +326,13 @@ def measure_states(passes: Passes, heads: Mapping[int, Sequence[int]]) -> States
 
     tap = LayerWatch([LayerMap(model, number) for number in heads], settle)
     passes.at_once(tap, logits="none", until=max(heads), session=session)
-    state, results, formulas = (worst(checks) for checks in zip(*proofs, strict=True))
     words = "norm, projections, convolution, decays and output follow from their formulas"
-    formulas = replace(formulas, words=words + some_rows(FORMULA_ROWS, len(every)))
+    followed = replace(worst(formulas), words=words + some_rows(FORMULA_ROWS, len(every)))
     return StatesReport(
         dtype=dtype_name(model.dtype),
         tokens=model.tokens(every),
         prompt_tokens=passes.prompt_tokens,
         positions=tuple(positions),
         layers=tuple(found),
-        checks=(state, results, formulas, *passes.checks),
+        checks=(worst(states), *map(worst, filter(None, [results])), followed, *passes.checks),
     )

@@ -189,8 +189,8 @@ def edited(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     decoder = copied(random_decoder(config), device, torch.float32)
     ids, name = prompt_ids().to(device), "blocks.0.resid_post"
     plain = decoder(ids)
-    same = decoder(ids, edits=[Edit(name=name, fn=lambda x: x)])
-    other = decoder(ids, edits=[Edit(name=name, fn=lambda x: x.flip(1))])
+    same = decoder(ids, edits=[Edit(name=name, fn=lambda x, at: x)])
+    other = decoder(ids, edits=[Edit(name=name, fn=lambda x, at: x.flip(1))])
     return float(not torch.equal(plain, same) or torch.equal(plain, other)), name
 
 

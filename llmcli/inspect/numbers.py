@@ -1,4 +1,4 @@
-"""Which number is derived: a tensor and the place in it, from NAME[INDEX] and back to words."""
+"""Which number of a model NAME[INDEX] is: a tensor and the place in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from llmcli.commands.explain.report import Coordinate, Letter
 from llmcli.config.model import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
@@ -36,7 +35,7 @@ AXES = {
 _PART = re.compile("\N{REPLACEMENT CHARACTER}|" + r"\\x[0-9a-f]{2}")
 _BY_NUMBER = "such a token has no text of its own: give its id, or its position in the prompt"
 
-_CACHE = "`explain` runs the prompt at once and needs no cache"
+_CACHE = "the prompt is run at once and needs no cache"
 _EXAMPLES = "for example `blocks.0.attn.pattern[0,1,0]`, `blocks.0.mlp_out[0,0]` or `logits[-1,0]`"
 _KINDS: tuple[Kind, ...] = ("activation", "parameter")
 _RAISED = str.maketrans("12345", "¹²³⁴⁵")
@@ -146,18 +145,6 @@ def shape_in_letters(spec: TensorSpec) -> str:
     return f"{' × '.join(size_letters(spec))} = {' × '.join(map(str, spec.shape))}"
 
 
-def letters_of(config: ModelConfig, name: str, tokens: int) -> tuple[Letter, ...]:
-    """The letters of the documents and what they are in this model (in the number's block)."""
-    whole, parts = graph(config), name.split(".")
-    layer = int(parts[1]) if parts[0] == "blocks" else 0
-    sizes = whole.sizes(layer)
-    found = {"n": tokens, "d": config.width}
-    for axis, letter in whole.documents(layer).items():
-        found.setdefault("F" if axis == "F" else letter, sizes[axis])
-    found["v"] = config.vocab
-    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
-
-
 def place(
     wanted: NumberRef, spec: TensorSpec, texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
@@ -201,20 +188,6 @@ def place(
             )
         else:
             found.append(_id(item, tokenizer) if axis == "V" else _position(item, word, texts))
-    return tuple(found)
-
-
-def where(
-    spec: TensorSpec, index: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer | None
-) -> tuple[Coordinate, ...]:
-    """An index in words, with the tokens that stand there."""
-    found = []
-    for word, letter, at in zip(axis_words(spec), spec.axes, index, strict=True):
-        token = texts[at] if letter in ("T", "S") and texts[at] else None
-        if letter == "V" and tokenizer is not None:
-            token = tokenizer.token_text(at)
-        if letter != "1":
-            found.append(Coordinate(axis=word, at=at, token=token))
     return tuple(found)
 
 

@@ -1,0 +1,1 @@
+"""`llmcli attribute`: what adds up to a logit."""

@@ -1,0 +1,42 @@
+"""What a number of the model is made of, and what of it differs between two prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.records.contribution import Contribution
+from llmcli.records.document import Checked, ViewCheck
+from llmcli.records.document import derived as member
+from llmcli.records.text import Token
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeReport(Checked):
+    """The `terms` of a number, of the last of `tokens`.
+
+    `number`: the activation that it is of, and `index` in that; of logits, `answer` is the token,
+    and `versus` the one whose logit is taken off. `value`: what the model computed. `method`:
+    `direct`, the terms add up to `value`; `gradient`, of every activation at every position how
+    much the number would change if it were that of `tokens` in the prompt `corrupted`, whose own
+    number is `corrupted_value`, by the gradient there. `layers`: how many there are.
+    """
+
+    dtype: str
+    method: Literal["direct", "gradient"]
+    tokens: tuple[Token, ...]
+    number: str
+    index: tuple[int, ...] | None
+    answer: Token | None
+    versus: Token | None
+    value: float
+    corrupted: tuple[Token, ...] | None = None
+    corrupted_value: float | None = None
+    layers: int
+    terms: tuple[Contribution, ...]
+    checks: tuple[ViewCheck, ...]
+
+    @member
+    def sum(self) -> float:
+        """The sum of all terms; of gradients, which overlap, it says nothing."""
+        return sum(term.value for term in self.terms)

@@ -1,0 +1,23 @@
+"""One term of a number of the model: what a head, a layer or a bias adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What `name`, an activation or a parameter, adds to the number.
+
+    `kind`: head, expert, mlp, shared expert, mixer (one of no heads), layer embedding, embedding,
+    bias, or rounding (of a product's input by its kernel); of gradients the leaf of its name.
+    `index`: which head, or which expert. `position`: of the token whose activation it is, where it
+    is not the one that the number is of.
+    """
+
+    kind: str
+    name: str
+    layer: int | None
+    index: int | None = None
+    position: int | None = None
+    value: float
