@@ -328,7 +328,9 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     "score": Document(report="commands.score.report:Score"),
     "diff": Document(
         report="commands.diff.report:DiffReport", judged=True,
-        others={"b": either([WHOLE_MODEL, {"type": "object", "required": ["engine", "engine_version"]}])},
+        others={
+            "b": either([WHOLE_MODEL, {"type": "object", "required": ["engine", "engine_version"]}])
+        },
     ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE

@@ -173,7 +173,7 @@ def test_divergences_are_those_of_the_logits():
     assert [one.kl for one in report.tokens] == pytest.approx(expected, rel=1e-5)
     assert [one.top_b.id for one in report.tokens] == q.argmax(-1).tolist()
     ranks = [1 + int((q[t] > q[t, one.top_a.id]).sum()) for t, one in enumerate(report.tokens)]
-    assert [one.rank_b for one in report.tokens] == ranks
+    assert [one.top_a_in_b for one in report.tokens] == ranks
     of = report.divergence
     assert (of.mean, of.max) == pytest.approx((np.mean(expected), max(expected)), rel=1e-5)
     assert of.same_top == np.mean(p.argmax(-1) == q.argmax(-1))

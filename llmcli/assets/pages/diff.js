@@ -22,9 +22,9 @@ function about(token) {
   return [
     `position ${token.position}: ${spelled(token)}`,
     `KL(A‖B) ${number(token.kl)} · KL(B‖A) ${number(token.reverse_kl)}`,
-    `logprob ${number(token.a)} → ${number(token.b)}`,
-    `top of A ${label(token.top_a)}, rank ${token.rank_b} in B`,
-    `top of B ${label(token.top_b)}, rank ${token.rank_a} in A`,
+    `logprob ${number(token.a)} → ${number(token.b)}, rank ${token.rank_a} → ${token.rank_b}`,
+    `top of A ${label(token.top_a)}, rank ${token.top_a_in_b} in B`,
+    `top of B ${label(token.top_b)}, rank ${token.top_b_in_a} in A`,
   ];
 }
 

@@ -192,6 +192,8 @@ def _report(
 
     def side(prompt: Prompt, model: Model, **more: Any) -> Side:
         ids, texts, spans = as_it_stands(prompt, model, parse_special=not special.no_special)
+        if not ids:
+            raise UsageError("the prompt has no tokens", hint="give at least one character")
         return Side(model=model, ids=ids, texts=texts, spans=spans, **more)
 
     if diff.weights:

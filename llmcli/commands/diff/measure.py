@@ -25,6 +25,7 @@ from llmcli.commands.diff.report import (
     TokenDiff,
 )
 from llmcli.devices import float64_device
+from llmcli.errors import UsageError
 from llmcli.evaluate.rule import symbol
 from llmcli.graph.graph import graph
 from llmcli.graph.precision import EPS
@@ -99,6 +100,11 @@ def measure_diff(
     places = [(at, at) for at in range(min(len(a.ids), CHUNK))] if same else []
     if aligned:
         alignment, places = align(a.ids, b.ids)
+        if not places:
+            raise UsageError(
+                "the two prompts neither begin nor end with the same token",
+                hint="give prompts of the same length, or with a common beginning or end",
+            )
         of_a, of_b = (side.reader(len(side.ids))(side.ids, True) for side in (a, b))
         rows_a, rows_b = (list(at) for at in zip(*places, strict=True))
         assert of_a is not None
@@ -165,25 +171,28 @@ def _tokens(
         logs[1] = logs[1].to(logs[0].device)
         tops = [log.argmax(-1).tolist() for log in logs]
         at, dtypes = some[0][0], (a.model.dtype, b.model.dtype)
-        # `tops[1][t]` in A, `tops[0][t]` in B
-        rank_a = chosen(logs[0], tops[1], at, dtypes[0])[1]
-        rank_b = chosen(logs[1], tops[0], at, dtypes[1])[1]
+        at, dtypes = some[0][0], (a.model.dtype, b.model.dtype)
         known = [0 if id is None else id for id in next_ids]
-        each = [chosen(log, known, at, of)[0] for log, of in zip(logs, dtypes, strict=True)]
-        both = divergences(*logs).tolist(), divergences(*reversed(logs)).tolist()
+        (a_T, rank_a), (b_T, rank_b), (_, b_in_a), (_, a_in_b) = (
+            chosen(logs[side], which, at, dtypes[side])
+            for side, which in ((0, known), (1, known), (0, tops[1]), (1, tops[0]))
+        )
+        kl, reverse = divergences(*logs).tolist(), divergences(*reversed(logs)).tolist()
         for row, ((i, _), id) in enumerate(zip(some, next_ids, strict=True)):
             yield TokenDiff(
                 position=i,
                 id=id,
                 text="" if id is None else a.texts[i],
-                a=None if id is None else each[0][row],
-                b=None if id is None else each[1][row],
-                kl=both[0][row],
-                reverse_kl=both[1][row],
+                a=None if id is None else a_T[row],
+                b=None if id is None else b_T[row],
+                rank_a=None if id is None else rank_a[row],
+                rank_b=None if id is None else rank_b[row],
+                kl=kl[row],
+                reverse_kl=reverse[row],
                 top_a=token(tops[0][row]),
                 top_b=token(tops[1][row]),
-                rank_b=rank_b[row],
-                rank_a=rank_a[row],
+                top_a_in_b=a_in_b[row],
+                top_b_in_a=b_in_a[row],
             )
 
 
@@ -242,7 +251,7 @@ def _itself(a: Side) -> ViewCheck:
     for position, both in predictions([a.reader] * 2, ids, len(ids), 1, beyond=True):
         places = [(at, at) for at in range(position, position + len(both[0]))]
         for one in _tokens(a, a, places, *both):
-            off = max(abs(one.kl), abs(one.reverse_kl), one.rank_a - 1.0, one.rank_b - 1.0)
+            off = max(abs(one.kl), abs(one.reverse_kl), one.top_a_in_b - 1.0, one.top_b_in_a - 1.0)
             if not off <= value:
                 value, where = off, f"position {one.position}"
     words = f"A read twice is A: {counted(len(ids), 'token')}"

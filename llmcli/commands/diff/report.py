@@ -47,8 +47,8 @@ class TokenDiff:
     """The predictions for the token at `position` of A's text, of which both saw those before.
 
     `id` is None after the last token, and where the texts go on with different ones; `a` and `b`:
-    its log-probabilities. `kl`: KL(A ‖ B), `reverse_kl`: KL(B ‖ A). `top_a` has `rank_b` in B,
-    `top_b` has `rank_a` in A (1: likeliest).
+    its log-probabilities, with `rank_a` and `rank_b` (1: likeliest). `kl`: KL(A ‖ B), `reverse_kl`:
+    KL(B ‖ A). `top_a` is A's likeliest token, with the rank `top_a_in_b`, and so is B's.
     """
 
     position: int
@@ -56,12 +56,14 @@ class TokenDiff:
     text: str
     a: float | None
     b: float | None
+    rank_a: int | None
+    rank_b: int | None
     kl: float
     reverse_kl: float
     top_a: Token
     top_b: Token
-    rank_b: int
-    rank_a: int
+    top_a_in_b: int
+    top_b_in_a: int
 
 
 @dataclass(frozen=True, kw_only=True)

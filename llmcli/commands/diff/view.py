@@ -66,8 +66,8 @@ def _scores(report: DiffReport, a: TextScore, b: TextScore) -> Iterator[list[str
         words = f"aligned: all {both.beginning} tokens, one by one"
         if both.end or both.between_a or both.between_b:
             words = (
-                f"aligned: the first {both.beginning} and the last {both.end} tokens; between them "
-                f"{both.between_a} of A and {both.between_b} of B"
+                f"aligned: the first {counted(both.beginning, 'token')}, the last {both.end}; "
+                f"between them {both.between_a} of A and {both.between_b} of B"
             )
         yield [words]
     elif report.same_tokens and report.largest_difference == 0:
@@ -173,8 +173,8 @@ def _tokens(tokens: Sequence[TokenDiff], every: bool) -> RenderableType:
         (Column("KL(B‖A)", drop=4), lambda of: number(of.reverse_kl)),
         (Column("A", drop=2), lambda of: logprob(of.a)),
         (Column("B", drop=2), lambda of: logprob(of.b)),
-        (Column("top of A", right=False, cut=True, drop=1), lambda of: top(of.top_a, of.rank_b)),
-        (Column("top of B", right=False, cut=True, drop=1), lambda of: top(of.top_b, of.rank_a)),
+        (Column("top of A", right=False, cut=True, drop=1), lambda of: top(of.top_a, of.top_a_in_b)),
+        (Column("top of B", right=False, cut=True, drop=1), lambda of: top(of.top_b, of.top_b_in_a)),
     ]  # fmt: skip
     return table(shown, columns)
 
