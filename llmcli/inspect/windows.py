@@ -6,6 +6,7 @@ Axes: T tokens of one forward call, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,10 +18,9 @@ from llmcli.model import Model, dtype_name
 
 CHUNK = 256  # tokens of one forward call: bounds the logits to CHUNK × V numbers
 
-# read(ids): the logits `[T, V]` after each of the next tokens of a text; None where not `needed`
-Read = Callable[[Sequence[int], bool], Tensor | None]
-# begins a text of so many tokens
-Reader = Callable[[int], Read]
+# `read(ids, logits=True)`: the logits `[T, V]` after each of the next tokens of a text
+Read = Callable[..., Tensor]
+Reader = Callable[[int], Read]  # begins a text of so many tokens
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -58,11 +58,10 @@ def reader(model: Model) -> Reader:
     def begin(tokens: int) -> Read:
         session = Session(model.decoder, 1, tokens)
 
-        def read(ids: Sequence[int], needed: bool) -> Tensor | None:
+        def read(ids: Sequence[int], *, logits: bool = True) -> Tensor:
             # a last id that is not read is a part of the text, too
-            logits = "all" if needed else "none"
-            out = session.extend([ids], totals=[tokens], logits=logits)  # type: ignore[arg-type]
-            return out[0] if needed else None
+            of: Literal["all", "none"] = "all" if logits else "none"
+            return session.extend([ids], totals=[tokens], logits=of)[0]
 
         return read
 
@@ -80,16 +79,15 @@ def predictions(
     before them (the sliding window of Press et al. 2021, arXiv 2012.15832, section 3). `beyond`:
     also for the token after the last one.
     """
-    for start, first, stop in windows(len(ids), window, stride):
-        reads = [begin(stop - start) for begin in readers]
-        end = stop if beyond and stop == len(ids) else stop - 1  # nothing comes after the last id
-        for at in range(start, end, CHUNK):
-            part = ids[at : min(at + CHUNK, end)]
+    for start, first, stop in windows(len(ids) + beyond, window, stride):
+        reads = [begin(min(stop, len(ids)) - start) for begin in readers]
+        for at in range(start, stop - 1, CHUNK):  # nothing comes after the last one
+            part = ids[at : min(at + CHUNK, stop - 1)]
             needed = at + len(part) >= first
-            found = [read(part, needed) for read in reads]
+            logits = [read(part, logits=needed) for read in reads]
             begins = max(at + 1, first)
             if needed:
-                yield begins, [one[begins - at - 1 :] for one in found if one is not None]
+                yield begins, [one[begins - at - 1 :] for one in logits]
 
 
 def chosen(

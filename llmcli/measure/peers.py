@@ -119,19 +119,18 @@ def open_peer(
     return LlamaCpp(ours, flash_attn=flash_attn, **llama_cpp)
 
 
-def read_by(peer: PeerEngine) -> Callable[[int], Callable[[Sequence[int], bool], Tensor]]:
-    """How a peer reads texts of so many tokens: one by one, for it has the last token's logits."""
+def read_by(peer: PeerEngine) -> Callable[[int], Callable[..., Tensor]]:
+    """Reads texts of so many tokens one by one, for a peer has the logits of the last one."""
 
-    def begin(tokens: int) -> Callable[[Sequence[int], bool], Tensor]:
+    def begin(tokens: int) -> Callable[..., Tensor]:
         peer.start(tokens, torch.get_num_threads(), 1)
 
-        def read(ids: Sequence[int], needed: bool) -> Tensor:
+        def read(ids: Sequence[int], *, logits: bool = True) -> Tensor:
             rows = []
             for id in ids:
                 peer.step(id)
-                if needed:
-                    rows.append(peer.logits())
-            return torch.stack(rows) if needed else torch.empty(0, peer.vocab)
+                rows.append(peer.logits() if logits else torch.empty(0))
+            return torch.stack(rows)
 
         return read
 

@@ -16,12 +16,10 @@ from llmcli.shell.output import jsonable, write_file
 from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, prompt_or_default, text_argument
-from llmcli.shell.running import load_model, require_supported
+from llmcli.shell.running import load_model, note_edits, require_supported
 
 if TYPE_CHECKING:
-    from llmcli.commands.diff.measure import Side
     from llmcli.commands.diff.report import DiffReport
-    from llmcli.config.model import ModelConfig
     from llmcli.model import Model
 
 FILES = ("html", "json")
@@ -39,9 +37,9 @@ Examples:
 
   llmcli diff smollm2 ./finetuned -f page.txt
   llmcli diff -m smollm2 --quantize int4 -f wiki.txt
-  llmcli diff "2 + 2 =" --dtype bfloat16
+  llmcli diff "2 + 2 =" --edit blocks.3.mlp_out=zero
   llmcli diff "Paris is in" --prompt-b "Rome is in"
-  llmcli diff -m model.gguf --against llama.cpp "Once upon a time"
+  llmcli diff "Hello" -m model.gguf --against llama.cpp
   llmcli diff smollm2 ./finetuned --weights
 """
 
@@ -63,19 +61,24 @@ class DiffOptions(FileOptions):
 
     panel: ClassVar[str] = "Diff"
     prompt_b: str | None = opt(
-        None, "--prompt-b TEXT", "B is the same model with another prompt.",
+        None,
+        "--prompt-b TEXT",
+        "B is the same model with another prompt.",
         excludes=("--against", "--weights"),
-    )  # fmt: skip
+    )
     against: Literal["transformers", "llama.cpp"] | None = opt(
-        None, "--against ENGINE", "B is another engine with the same weights.",
+        None,
+        "--against ENGINE",
+        "B is another engine with the same weights.",
         excludes=("--weights",),
-    )  # fmt: skip
+    )
     weights: bool = opt(False, "--weights", "Compare the parameters, without a text.")
     every: bool = opt(False, "--all", "Show every layer, token and parameter.")
     save: str | None = opt(
-        None, "-o --output FILE",
+        None,
+        "-o --output FILE",
         f"Also write everything to a file, its format by extension: {', '.join(FILES)}.",
-    )  # fmt: skip
+    )
     open: bool = opt(
         False, "--open", "Open the .html of -o in a browser; without -o, a temporary page."
     )
@@ -101,141 +104,119 @@ def command(
 
     look = Inspection("diff", diff, FILES, output)
     first, second, prompt = _sides(sides, prompt, model, diff)
-    apart = first == second == model and diff.prompt_b is diff.against is None
-    if apart:  # one model, with and without the options
-        first = replace(model, **{name: getattr(ModelOptions(), name) for name in VARIED})
     names = [name for name in VARIED if getattr(first, name) != getattr(second, name)]
-    if apart and not names:
-        raise UsageError(
-            "A and B are the same: no option tells them apart",
-            hint="name two models, or give for example `--quantize int4`, `--prompt-b` or "
-            "`--against`",
-        )
     given = Prompt(None) if diff.weights else prompt_or_default(prompt, look.out.note)
-    if first.model != second.model and second.model is not None:
+    if sides.second is not None:
         if given.conversation is not None:
             raise UsageError(
                 f"{given.where} is a conversation, of which each model's template makes another "
                 "text, and `diff` compares on one",
                 hint="give a text, or one model with two settings",
             )
-        require_supported(second, look.out, second.model)
+        require_supported(second, look.out, sides.second)
     text = not given.ids and not diff.weights
-    a = look.load(first, _no_check, text=text)
+    a = look.load(first, lambda config: None, text=text)
     b = a if first is second else load_model(second, look.out, text=text).model
+    report = _measured(look, a, b, given, diff, special, model.context_length)
     values = {name: getattr(second, name) for name in names}
-    how = " ".join(
+    how = [
         f"--{name.replace('_', '-')} {one}"
         for name, value in values.items()
         for one in (value if isinstance(value, list) else [value])
-    )
-    report = _report(look, a, b, given, diff, special, model)
-    described = b.describe() if report.b == {} else report.b
-    report = replace(report, b=described, how=report.how or how)
+    ]
+    report = replace(report, b=report.b or b.describe(), how=report.how or " ".join(how))
     look.plan(exports(look, report), "use a shorter text")
     look.others = () if b is a else (b,)
+    for other in look.others:
+        note_edits(other, look.out)
+    held = counted(len(report.tokens), "prediction")
     look.present(
         lambda: render_diff(report, look.title, every=diff.every),
         report,
-        counted(len(report.parameters), "parameter")
-        if diff.weights
-        else counted(len(report.tokens), "prediction"),
-        members(report),
+        counted(len(report.parameters), "parameter") if diff.weights else held,
     )
-
-
-def _no_check(config: ModelConfig) -> None:
-    """Nothing is refused for a model's configuration."""
 
 
 def _sides(
     sides: SidesArguments, prompt: PromptOptions, model: ModelOptions, diff: DiffOptions
 ) -> tuple[ModelOptions, ModelOptions, PromptOptions]:
-    """The options of A and B, and the text: a single argument is the text.
+    """The options of A and B, which are one object for one model; a single argument is the text.
 
-    Raises UsageError for arguments that are too many.
+    Raises UsageError for what is named twice, and where nothing tells A from B.
     """
-    if sides.second is None:
-        if sides.first is not None:
-            if diff.weights or prompt.ids is not None:
-                other = "--weights" if diff.weights else "--ids"
-                raise UsageError(
-                    f"`{other}` takes no text: `{sides.first}`", hint="name two models, A and B"
-                )
-            prompt = replace(prompt, prompt=sides.first)
-        return model, model, prompt
-    for option, value in (
-        ("-m", model.model), ("--prompt-b", diff.prompt_b), ("--against", diff.against)
-    ):  # fmt: skip
-        if value is not None:
+    if sides.second is not None:
+        named = {"-m": model.model, "--prompt-b": diff.prompt_b, "--against": diff.against}
+        if twice := next((name for name, value in named.items() if value is not None), None):
             raise UsageError(
-                f"A and B are named already, and so `{option}` is one too many",
+                f"A and B are named already, and so `{twice}` is one too many",
                 hint="leave it out, or put a text of several words in quotes",
             )
-    return (
-        replace(model, model=sides.first), replace(model, model=sides.second, revision=None), prompt
-    )  # fmt: skip
+        a = replace(model, model=sides.first)
+        return a, replace(model, model=sides.second, revision=None), prompt
+    if sides.first is not None and (diff.weights or prompt.ids is not None):
+        raise UsageError(
+            f"`{'--weights' if diff.weights else '--ids'}` takes no text: `{sides.first}`",
+            hint="name two models, A and B",
+        )
+    prompt = replace(prompt, prompt=sides.first)
+    if diff.prompt_b is not None or diff.against is not None:
+        return model, model, prompt
+    plain = {name: getattr(ModelOptions(), name) for name in VARIED}
+    if all(getattr(model, name) == value for name, value in plain.items()):
+        raise UsageError(
+            "A and B are the same: no option tells them apart",
+            hint="name two models, or give for example `--quantize int4`, `--prompt-b` or "
+            "`--against`",
+        )
+    return replace(model, **plain), model, prompt
 
 
-def _report(
+def _measured(
     look: Inspection,
     a: Model,
     b: Model,
     given: Prompt,
     diff: DiffOptions,
     special: SpecialOptions,
-    options: ModelOptions,
+    context: int | None,
 ) -> DiffReport:
-    """Measured; its `b` is empty where B is a model."""
+    """Its `b` is empty where B is a model."""
     from llmcli.commands.diff.measure import Side, measure_diff, measure_weights
     from llmcli.inspect.windows import CHUNK, edit_windows
-
-    def side(prompt: Prompt, model: Model, **more: Any) -> Side:
-        ids, texts, spans = as_it_stands(prompt, model, parse_special=not special.no_special)
-        if not ids:
-            raise UsageError("the prompt has no tokens", hint="give at least one character")
-        return Side(model=model, ids=ids, texts=texts, spans=spans, **more)
 
     if diff.weights:
         with Progress(look.out) as progress:
             return measure_weights(a, b, progress)
-    window = min(one.config.room(options.context_length) for one in (a, b))
+    window = min(one.config.room(context) for one in (a, b))
     if window < 2:
         raise UsageError("a context of 1 token leaves nothing to predict from")
-    read, peer, other = None, None, given
-    if diff.prompt_b is not None:
-        other = Prompt(text_argument(diff.prompt_b, "`--prompt-b`"))
-    if diff.against is not None:
-        from llmcli.measure.peers import open_peer, read_by
+    aligned, most = diff.prompt_b is not None, min(CHUNK, window)
+    other = given if diff.prompt_b is None else Prompt(text_argument(diff.prompt_b, "`--prompt-b`"))
+    found = []
+    for prompt, model in ((given, a), (other, b)):
+        ids, _, spans = as_it_stands(prompt, model, parse_special=not special.no_special)
+        if not ids or (aligned and len(ids) > most):
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens",
+                hint=f"give 1 to {most}" if aligned else "give at least one character",
+            )
+        edit_windows(model, ids, most)
+        found.append(Side(model=model, ids=ids, spans=spans))
+    windows: dict[str, Any] = {"window": window, "stride": window // 2, "aligned": aligned}
+    if diff.against is None:
+        with Progress(look.out) as progress:
+            report = measure_diff(*found, **windows, progress=progress)
+        return replace(report, how="--prompt-b" * aligned)
+    from llmcli.measure.peers import open_peer, read_by
 
-        peer = open_peer(diff.against, a)
-        read = read_by(peer)
-    first, second = side(given, a), side(other, b, read=read)
-    for one in (first, second):
-        edit_windows(one.model, one.ids, min(CHUNK, window))
-    if diff.prompt_b is not None and (most := max(len(first.ids), len(second.ids))) > min(
-        CHUNK, window
-    ):
-        raise UsageError(
-            f"two prompts have at most {min(CHUNK, window)} tokens, and one of these has {most}",
-            hint="shorten it",
-        )
+    peer = open_peer(diff.against, a)
     try:
         with Progress(look.out) as progress:
-            report = measure_diff(
-                first,
-                second,
-                window=window,
-                stride=max(1, window // 2),
-                aligned=diff.prompt_b is not None,
-                progress=progress,
-            )
+            theirs = replace(found[1], read=read_by(peer))
+            report = measure_diff(found[0], theirs, **windows, progress=progress)
     finally:
-        if peer is not None:
-            peer.close()
-    if peer is not None:
-        return replace(report, b=members(peer.info), how=f"--against {diff.against}")
-    return replace(report, how="" if diff.prompt_b is None else "--prompt-b")
+        peer.close()
+    return replace(report, b=members(peer.info), how=f"--against {diff.against}")
 
 
 def exports(look: Inspection, report: DiffReport) -> dict[str, Export]:

@@ -68,15 +68,12 @@ class TokenDiff:
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """Two prompts: the tokens of a common beginning and end, and what is between them in each.
-
-    Of equally long prompts all tokens are aligned: `beginning` is that length.
+    """The tokens of two prompts that are compared: all of equally long ones (`beginning`), else
+    those of a common `beginning` and `end`.
     """
 
     beginning: int
     end: int
-    between_a: int
-    between_b: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +141,8 @@ class DiffReport(Checked):
     activations are unknown. `parameters`: with `--weights`, in execution order.
     """
 
-    b: Mapping[str, Any]
-    how: str
+    b: Mapping[str, Any] = field(default_factory=dict)
+    how: str = ""
     score_a: TextScore | None = None
     score_b: TextScore | None = None
     same_tokens: bool = False
@@ -156,5 +153,5 @@ class DiffReport(Checked):
     activations: int = 0
     streams: tuple[StreamDiff, ...] = ()
     nodes: tuple[NodeDiff, ...] = ()
-    parameters: tuple[ParameterDiff, ...] = field(default=())
+    parameters: tuple[ParameterDiff, ...] = ()
     checks: tuple[ViewCheck, ...]

@@ -63,13 +63,9 @@ def _scores(report: DiffReport, a: TextScore, b: TextScore) -> Iterator[list[str
     bits = difference(a.bits_per_byte, b.bits_per_byte)
     nats = difference(a.mean_logprob, b.mean_logprob)
     if (both := report.alignment) is not None:
-        words = f"aligned: all {both.beginning} tokens, one by one"
-        if both.end or both.between_a or both.between_b:
-            words = (
-                f"aligned: the first {counted(both.beginning, 'token')}, the last {both.end}; "
-                f"between them {both.between_a} of A and {both.between_b} of B"
-            )
-        yield [words]
+        first, rest = counted(both.beginning, "token"), f" and the last {both.end}" * (both.end > 0)
+        total = f"{a.tokens_scored + 1} and {b.tokens_scored + 1}"
+        yield [f"aligned: the first {first}{rest}, of {total}"]
     elif report.same_tokens and report.largest_difference == 0:
         yield ["identical: every token has the same logprob in both"]
     else:
@@ -173,8 +169,10 @@ def _tokens(tokens: Sequence[TokenDiff], every: bool) -> RenderableType:
         (Column("KL(B‖A)", drop=4), lambda of: number(of.reverse_kl)),
         (Column("A", drop=2), lambda of: logprob(of.a)),
         (Column("B", drop=2), lambda of: logprob(of.b)),
-        (Column("top of A", right=False, cut=True, drop=1), lambda of: top(of.top_a, of.top_a_in_b)),
-        (Column("top of B", right=False, cut=True, drop=1), lambda of: top(of.top_b, of.top_b_in_a)),
+        (Column("top of A", right=False, cut=True, drop=1),
+         lambda of: top(of.top_a, of.top_a_in_b)),
+        (Column("top of B", right=False, cut=True, drop=1),
+         lambda of: top(of.top_b, of.top_b_in_a)),
     ]  # fmt: skip
     return table(shown, columns)
 
