@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,7 +11,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.encoding import as_it_stands
 from llmcli.shell.inspection import Export, FileOptions, Inspection
 from llmcli.shell.options import ModelOptions, PromptOptions, SpecialOptions, ViewOutputOptions
-from llmcli.shell.output import jsonable, write_file
+from llmcli.shell.output import jsonable
 from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, prompt_or_default, text_argument
@@ -125,7 +124,6 @@ def command(
         for one in (value if isinstance(value, list) else [value])
     ]
     report = replace(report, b=report.b or b.describe(), how=report.how or " ".join(how))
-    look.plan(exports(look, report), "use a shorter text")
     look.others = () if b is a else (b,)
     for other in look.others:
         note_edits(other, look.out)
@@ -185,6 +183,7 @@ def _measured(
     from llmcli.inspect.windows import CHUNK, edit_windows
 
     if diff.weights:
+        look.plan(exports(a, 0), "use a shorter text")
         with Progress(look.out) as progress:
             return measure_weights(a, b, progress)
     window = min(one.config.room(context) for one in (a, b))
@@ -202,6 +201,7 @@ def _measured(
             )
         edit_windows(model, ids, most)
         found.append(Side(model=model, ids=ids, spans=spans))
+    look.plan(exports(a, len(found[0].ids)), "use a shorter text")
     windows: dict[str, Any] = {"window": window, "stride": window // 2, "aligned": aligned}
     if diff.against is None:
         with Progress(look.out) as progress:
@@ -219,14 +219,22 @@ def _measured(
     return replace(report, b=members(peer.info), how=f"--against {diff.against}")
 
 
-def exports(look: Inspection, report: DiffReport) -> dict[str, Export]:
-    """The files, by their kinds; sizes as measured."""
+def exports(model: Model, tokens: int) -> dict[str, Export]:
+    """The files, by their kinds, of a text of so many tokens, or of parameters (0).
+
+    Sizes are as measured.
+    """
     from llmcli.commands.diff.view import diff_page
+    from llmcli.graph.graph import graph
+    from llmcli.inspect.windows import CHUNK
 
-    def write(report: DiffReport, document: Mapping[str, Any]) -> None:
-        assert look.path is not None
-        write_file(look.path, diff_page(report, look.title, jsonable(members(report))))
+    def make(report: DiffReport, title: str) -> bytes:
+        return diff_page(report, title, jsonable(members(report)))
 
-    size = 5000 + 330 * len(report.tokens) + 16 * len(report.streams) * report.activations
-    size += 350 * len(report.nodes) + 200 * len(report.parameters)
-    return {"html": Export(size=30_000 + size, write=write), "json": Export(size=size)}
+    of = graph(model.config)
+    written = [name for name in of.nodes if of.written(name)]
+    streams = sum(".resid_" in name for name in written)
+    size = 2700 + 295 * tokens + streams * (125 + 23 * min(tokens, CHUNK)) + 160 * len(written)
+    if not tokens:
+        size = 2700 + 145 * len(of.parameters)
+    return {"html": Export(size=17_000 + size * 12 // 13, make=make), "json": Export(size=size)}

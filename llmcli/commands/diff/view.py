@@ -147,8 +147,8 @@ def _nodes(report: DiffReport, every: bool) -> Iterator[list[str]]:
         ranked = sorted(report.nodes, key=lambda one: -one.error)[:most]
         largest, *rest = (f"{one.name} {number(one.error)}" for one in ranked)
         known = all(one.share is not None for one in report.nodes)
-        explained = "rounding explains every activation; " if known else ""
-        yield [f"{explained}largest errors introduced: {largest}", *rest]
+        explained = ["rounding explains every activation"] * known
+        yield [*explained, f"largest errors: {largest}", *rest]
 
 
 def _tokens(tokens: Sequence[TokenDiff], every: bool) -> RenderableType:
