@@ -108,6 +108,10 @@ class Conversation:
         """Remove all messages but the system message."""
         self.messages = self.messages[:1] if self.system is not None else []
 
+    def reread(self) -> None:
+        """Compute every token again: the model is another one."""
+        self._session.rewind(0)
+
     def ids(self) -> list[int]:
         """The tokens of the messages. Raises CheckpointError if the template fails."""
         return self._encoded(self.messages, prompt=False) if self.messages else []

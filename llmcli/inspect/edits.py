@@ -61,7 +61,7 @@ def apply_edits(model: Model, prompts: Sequence[Ids]) -> None:
             values = dict.fromkeys(request.places, _array(request))
         elif request.verb in ("mean", "from"):
             runs = _runs(request, model, prompt)
-            values = _emitted(model, runs, request.places, mean=request.verb == "mean")
+            values = emitted(model, runs, request.places, mean=request.verb == "mean")
             other = len(runs[0]) if request.prompt is not None else tokens
         for name, places in request.places.items():
             here, there = (_known(places, size, request) for size in (tokens, other))
@@ -109,11 +109,13 @@ def _runs(request: EditRequest, model: Model, ids: Ids) -> list[Ids]:
     return list(found)
 
 
-def _emitted(
+def emitted(
     model: Model, runs: Sequence[Ids], names: Collection[str], *, mean: bool
 ) -> dict[str, Tensor]:
-    """Activations of these runs, without a batch axis; `mean`: of all their tokens."""
-    # edited, so that fused kernels store them too
+    """Activations of these runs, without a batch axis; `mean`: of all their tokens, `[…, 1, …]`.
+
+    Those that fused kernels do not store, too.
+    """
     same = [Edit(name=name, fn=lambda x, positions: x) for name in names]
     found: dict[str, Tensor] = {}
 

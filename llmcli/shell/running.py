@@ -110,7 +110,7 @@ def load_model(
     open_s += perf_counter() - begin
     if check is not None:
         check(prepared.config)
-    edits = _edits(options, prepared.config)
+    edits = edit_requests(options.edit or (), prepared.config, options.seed or 0)
     loading = f"loading {checkpoint.name} …"
     require_cwd()
     begin = perf_counter()
@@ -177,16 +177,18 @@ def load_model(
     return Loaded(model, imported - begin, load_s, peaks, open_s, found)
 
 
-def _edits(options: ModelOptions, config: ModelConfig) -> tuple[EditRequest, ...]:
-    """The requests of `--edit`. Raises UsageError for one that no prompt could have."""
-    if not options.edit:
+def edit_requests(
+    texts: Sequence[str], config: ModelConfig, seed: int = 0
+) -> tuple[EditRequest, ...]:
+    """The edits NAME[INDEX]=WHAT. Raises UsageError for one that no prompt could have."""
+    if not texts:
         return ()
     from llmcli.families.sources import sources
     from llmcli.graph.edited import parse_edit
     from llmcli.graph.names import Names
 
     names = Names(config, sources(config))
-    return tuple(parse_edit(text, names, options.seed or 0) for text in options.edit)
+    return tuple(parse_edit(text, names, seed) for text in texts)
 
 
 def note_edits(model: Model, out: Output) -> None:

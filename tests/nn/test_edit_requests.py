@@ -13,7 +13,12 @@ from zoo import MODELS
 
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.commands.dump.measure import measure_dump, plan_dump
+from llmcli.commands.dump.measure import (
+    measure_difference,
+    measure_dump,
+    plan_dump,
+    without_tokens,
+)
 from llmcli.commands.lens.measure import measure_lens
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
@@ -129,6 +134,20 @@ def test_what_is_put_there(llama, tmp_path, monkeypatch):
         last[-1] = seen[name][0, -1]
         _, seen = run(llama, f"{name}[T=-1]=from '{prompt}'")
         assert torch.equal(seen[name][0], last)
+
+
+def test_the_difference_of_two_prompts_means(llama):
+    found, names = {}, ["blocks.0.attn.z", "blocks.1.resid_post"]
+
+    def keep(name, shape, dtype, parts):
+        found[name] = np.concatenate([part.reshape(-1).copy() for part in parts]).reshape(shape)
+
+    plan = without_tokens(plan_dump(llama, names, len(IDS)))
+    measure_difference(Passes(llama, IDS), plan, [9, 8, 7], keep)
+    ours, theirs = (run(llama, ids=torch.tensor([ids]))[1] for ids in (IDS, [9, 8, 7]))
+    for name in names:
+        right = (ours[name][0].mean(-2) - theirs[name][0].mean(-2)).float()
+        torch.testing.assert_close(torch.tensor(found[name]), right)
 
 
 def test_heads_get_arrays_of_their_own(llama, tmp_path):

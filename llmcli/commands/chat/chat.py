@@ -26,7 +26,7 @@ from llmcli.shell.encoding import check_name
 from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.output import Output, write_document
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import header
+from llmcli.shell.running import edit_requests, header
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
@@ -342,6 +342,25 @@ class Chat:
         self._kept = self._transcript(conversation.messages)
         self.seen[real_path(path)] = state
         return found
+
+    def edit(self, text: str) -> None:
+        """Adds an edit NAME[INDEX]=WHAT of all tokens, also earlier ones; `none` removes all.
+
+        Raises UsageError for a wrong one.
+        """
+        from llmcli.inspect.edits import apply_edits
+
+        model = self.conversation.model
+        before = model.edits
+        added = edit_requests([text], model.config) if text != "none" else ()
+        model.edits = (*before, *added) if added else ()
+        try:
+            apply_edits(model, [])
+        except UsageError:
+            model.edits = before
+            apply_edits(model, [])
+            raise
+        self.conversation.reread()
 
     def set_variable(self, name: str, value: Any) -> None:
         """Sets a variable of the template; it overrides those of transcripts.

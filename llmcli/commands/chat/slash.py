@@ -108,7 +108,9 @@ def _set(chat: Chat, argument: str) -> None:
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     name = ALIASES.get(name, name)
-    if text:
+    if text and name == "edit":
+        chat.edit(text)
+    elif text:
         value = value_of(text, f"`/set {one_line(name)}`")
         if name in NAMES:
             chat.settings = chat.settings.change(name, value)
@@ -121,10 +123,12 @@ def _set(chat: Chat, argument: str) -> None:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
     rows = {key: f"{getattr(chat.settings, key):g}" for key in SAMPLING}
     rows |= {key: str(getattr(chat.settings, key)) for key in ("max_tokens", "seed")}
+    if edits := chat.conversation.model.edits:
+        rows["edit"] = ", ".join(one_line(edit.text) for edit in edits)
     for key, found in chat.conversation.variables.items():
         rows[key] = f"{one_line(str(found))}  (of the template)"
     for key in [name] if name else rows:
-        _say(chat, f"{one_line(key):<20}{rows[key]}")
+        _say(chat, f"{one_line(key):<20}{rows.get(key, 'none')}")
 
 
 def _stats(chat: Chat, argument: str) -> None:
@@ -280,8 +284,8 @@ COMMANDS = {
     "help": SlashCommand("/help", "lists these commands", _help),
     "system": SlashCommand("/system [TEXT|none]", "shows or replaces the system message", _system),
     "set": SlashCommand(
-        "/set [NAME VALUE]", "shows or sets sampling, seed, template variables", _set,
-        lambda chat: sorted({*NAMES, *chat.conversation.template_variables()}),
+        "/set [NAME VALUE]", "shows or sets sampling, seed, template variables, edits", _set,
+        lambda chat: sorted({*NAMES, "edit", *chat.conversation.template_variables()}),
     ),
     "stats": SlashCommand(
         "/stats [on|off]", "tokens and speed: of the last or of every answer", _stats,

@@ -12,7 +12,7 @@ from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
-from llmcli.shell.encoding import TemplateOptions
+from llmcli.shell.encoding import ChatOptions, TemplateOptions, encode
 from llmcli.shell.files import whole_file, written
 from llmcli.shell.inspection import (
     Export,
@@ -67,6 +67,14 @@ class DumpOptions(FileOptions):
         "statistics only]",
     )
     force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    minus: str | None = opt(
+        None,
+        "--minus PROMPT",
+        "The mean over the tokens less that of another prompt: a steering vector for `--edit "
+        "NAME=add FILE`.",
+        needs=("--output",),
+        excludes=("--generate",),
+    )
     no_check: bool = opt(False, "--no-check", "Skip recomputing the tensors from their formulas.")
     every: bool = opt(False, "--all", "Show every tensor of every layer in detail.")
 
@@ -155,11 +163,19 @@ def _dumped(
     look: Inspection, names: Sequence[str], encoded: Prompt, dump: DumpOptions
 ) -> tuple[DumpReport, int]:
     """The report, and the bytes of the file, which is whole then."""
-    from llmcli.commands.dump.measure import measure_dump, plan_dump
+    from llmcli.commands.dump.measure import (
+        measure_difference,
+        measure_dump,
+        plan_dump,
+        without_tokens,
+    )
     from llmcli.inspect.passes import passes_over
     from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
 
     model = look.model
+    minus = None
+    if dump.minus is not None:
+        minus = encode(Prompt(dump.minus), ChatOptions(raw=True), model).ids
 
     def metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
         """What the file says of itself."""
@@ -173,6 +189,8 @@ def _dumped(
 
     with passes_over(look) as passes, ExitStack() as opened:
         plan = plan_dump(model, names, passes.most)
+        if minus is not None:
+            plan = without_tokens(plan)
         arrays = [ArrayPlan(one.name, str(one.dtype), one.shape) for one in plan]
         writer = file = None
         if look.path is not None:
@@ -183,7 +201,10 @@ def _dumped(
             file = opened.enter_context(whole_file(look.path))
             writer = array_writer(look.kind, file, arrays, about)
         write = None if writer is None else writer.write_parts
-        report = measure_dump(passes, plan, check=not dump.no_check, write=write)
+        if minus is None:
+            report = measure_dump(passes, plan, check=not dump.no_check, write=write)
+        else:
+            report = measure_difference(passes, plan, minus, write)
         size = 0
         if writer is not None and file is not None:
             writer.finish(metadata(report.tokens, len(encoded.ids)))

@@ -24,13 +24,14 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
 from llmcli.config.model import ModelConfig
-from llmcli.errors import NotFinite
+from llmcli.errors import NotFinite, UsageError
 from llmcli.graph.graph import graph
 from llmcli.graph.names import known
 from llmcli.graph.ops import HeadShare, size
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
+from llmcli.inspect.edits import emitted
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
 from llmcli.inspect.kernel import last_layer, layer_of, mixer_of, refuse_edited
 from llmcli.inspect.layer_map import LayerMap
@@ -116,6 +117,65 @@ def measure_dump(
     )
 
 
+def without_tokens(plan: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """What the activations of `plan` are as a mean over tokens. Raises UsageError for others."""
+    found = []
+    for one in plan:
+        if one.kind != "activation" or "S" in one.axes:
+            raise UsageError(
+                f"`{one.name}` has no mean over the tokens",
+                hint="`--minus` takes activations without keys, such as `8.resid_post`",
+            )
+        at = one.axes.index("T")
+        axes, shape = ((*of[:at], *of[at + 1 :]) for of in (one.axes, one.shape))
+        found.append(replace(one, axes=axes, shape=shape, dtype="float32"))
+    return tuple(found)
+
+
+def measure_difference(
+    passes: Passes, plan: Sequence[TensorSpec], minus: Sequence[int], write: Write | None
+) -> DumpReport:
+    """The means over the tokens of `passes` less those over the tokens `minus`."""
+    model, names = passes.model, [one.name for one in plan]
+    with torch.inference_mode():
+        ours, theirs = (emitted(model, [ids], names, mean=True) for ids in (passes.ids, minus))
+    done = []
+    for one in plan:
+        off = (ours[one.name] - theirs[one.name]).squeeze(-2).float()
+        done.append(_summary(one, tuple(off.shape), parts(off), write))
+    return DumpReport(
+        dtype=dtype_name(model.dtype),
+        tokens=model.tokens(passes.ids),
+        prompt_tokens=passes.prompt_tokens,
+        tensors=tuple(done),
+        checks=(),
+        not_finite=next(filter(None, (not_finite(one.name, one) for one in done)), None),
+    )
+
+
+def _summary(
+    one: TensorSpec, shape: tuple[int, ...], numbers: Iterable[Tensor], write: Write | None
+) -> DumpedTensor:
+    """A tensor whose numbers go to `write`, and their statistics."""
+    found = Statistics(masks=one.name.endswith(".scores"))
+    arrays = _arrays(numbers, found)
+    if write is None:
+        deque(arrays, maxlen=0)
+    else:
+        write(one.name, shape, str(one.dtype), arrays)
+    return DumpedTensor(
+        name=one.name,
+        kind=one.kind,
+        axes=one.axes,
+        shape=shape,
+        dtype=str(one.dtype),
+        formula=one.formula,
+        norm=found.norm,
+        masked=found.masked,
+        **found.summary(shape),
+    )
+
+
 class _Dump:
     """Watches one run; `done` are the tensors that were settled so far."""
 
@@ -194,25 +254,7 @@ class _Dump:
     def _settle(self, one: TensorSpec) -> None:
         """One tensor whole: its statistics, the file, its checks."""
         self.passes.progress("dumping", len(self.done), len(self.plan))
-        shape, numbers = self._numbers(one)
-        found = Statistics(masks=one.name.endswith(".scores"))
-        arrays = _arrays(numbers, found)
-        if self._write is not None:
-            self._write(one.name, shape, str(one.dtype), arrays)
-        else:
-            deque(arrays, maxlen=0)
-        summary = DumpedTensor(
-            name=one.name,
-            kind=one.kind,
-            axes=one.axes,
-            shape=shape,
-            dtype=str(one.dtype),
-            formula=one.formula,
-            norm=found.norm,
-            masked=found.masked,
-            **found.summary(shape),
-        )
-        self.done.append(summary)
+        self.done.append(_summary(one, *self._numbers(one), self._write))
         if one.kind == "state":
             compared = self._compare_cache(one)
             self._caches.setdefault(compared.name, []).append(compared)
