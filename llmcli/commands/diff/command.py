@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
 from llmcli.records.document import members
@@ -117,10 +118,9 @@ def command(
     a = look.load(first, lambda config: None, text=text)
     b = a if first is second else load_model(second, look.out, text=text).model
     report = _measured(look, a, b, given, diff, special, model.context_length)
-    values = {name: getattr(second, name) for name in names}
     how = [
         f"--{name.replace('_', '-')} {one}"
-        for name, value in values.items()
+        for name, value in ((name, getattr(second, name)) for name in names)
         for one in (value if isinstance(value, list) else [value])
     ]
     report = replace(report, b=report.b or b.describe(), how=report.how or " ".join(how))
@@ -202,21 +202,19 @@ def _measured(
         edit_windows(model, ids, most)
         found.append(Side(model=model, ids=ids, spans=spans))
     look.plan(exports(a, len(found[0].ids)), "use a shorter text")
-    windows: dict[str, Any] = {"window": window, "stride": window // 2, "aligned": aligned}
-    if diff.against is None:
-        with Progress(look.out) as progress:
-            report = measure_diff(*found, **windows, progress=progress)
-        return replace(report, how="--prompt-b" * aligned)
-    from llmcli.measure.peers import open_peer, read_by
+    with ExitStack() as stack:
+        b_of, how = {}, "--prompt-b" * aligned
+        if diff.against is not None:
+            from llmcli.measure.peers import open_peer, read_by
 
-    peer = open_peer(diff.against, a)
-    try:
-        with Progress(look.out) as progress:
-            theirs = replace(found[1], read=read_by(peer))
-            report = measure_diff(found[0], theirs, **windows, progress=progress)
-    finally:
-        peer.close()
-    return replace(report, b=members(peer.info), how=f"--against {diff.against}")
+            peer = stack.enter_context(closing(open_peer(diff.against, a)))
+            found[1] = replace(found[1], read=read_by(peer))
+            b_of, how = members(peer.info), f"--against {diff.against}"
+        progress = stack.enter_context(Progress(look.out))
+        report = measure_diff(
+            *found, window=window, stride=window // 2, aligned=aligned, progress=progress
+        )
+    return replace(report, b=b_of, how=how)
 
 
 def exports(model: Model, tokens: int) -> dict[str, Export]:
