@@ -12,7 +12,6 @@ from rich.text import Text
 from llmcli.records.info import StateNeed
 from llmcli.records.machine import Ceilings, Environment
 from llmcli.records.numbers import counted
-from llmcli.records.text import TextScore
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.numbers import size, unit
 from llmcli.ui.theme import CONFIDENCE, FAINT, one_line
@@ -105,23 +104,6 @@ def model_line(model: Mapping[str, Any]) -> str:
     edits = [one["edit"] for one in model.get("edits", ())]
     edited = f", edited: {', '.join(edits)}" if edits else ""
     return f"{model['name']} ({formats} on {model['device']}{how}){edited}"
-
-
-def score_words(score: TextScore, *, texts: bool = True) -> list[str]:
-    """Perplexity, bits per byte, mean log-probability and number of tokens of a scored text.
-
-    `texts`: whether its tokens have texts, which without a tokenizer they have not.
-    """
-    if not score.tokens_scored:
-        return ["nothing was scored: perplexity, bits per byte and mean logprob are undefined"]
-    why = f": {'the scored tokens have' if texts else 'no tokenizer, so'} no bytes"
-    nats = " nats" * math.isfinite(score.mean_logprob)
-    return [
-        f"perplexity {score_number(score.perplexity)}",
-        f"bits per byte {score_number(score.bits_per_byte, why)}",
-        f"mean logprob {score_number(score.mean_logprob)}{nats}",
-        f"{score.tokens_scored:,} scored",
-    ]
 
 
 def score_number(value: float, why: str = "") -> str:

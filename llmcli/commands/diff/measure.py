@@ -60,9 +60,8 @@ class Side:
     spans: Sequence[tuple[int, int]]
     read: Reader | None = None
 
-    @property
-    def reader(self) -> Reader:
-        """What reads the text now: the model's edits are of this one."""
+    def ready(self) -> Reader:
+        """What reads the text next: the model's edits are from now on those of this text."""
         if self.read is None:
             apply_edits(self.model, [self.ids])
         return self.read or reader(self.model)
@@ -87,11 +86,11 @@ def measure_diff(
     same, alignment, places = list(a.ids) == list(b.ids), None, _at(0, min(len(a.ids), CHUNK))
     if aligned:
         alignment, places = align(a.ids, b.ids)
-        of_a, of_b = (side.reader(len(side.ids))(side.ids) for side in (a, b))
+        of_a, of_b = (side.ready()(len(side.ids))(side.ids) for side in (a, b))
         rows_a, rows_b = (list(at) for at in zip(*places, strict=True))
         tokens += _tokens(a, b, [(i + 1, j + 1) for i, j in places], of_a[rows_a], of_b[rows_b])
     elif same:
-        both = predictions([a.reader, b.reader], a.ids, window, stride, beyond=True)
+        both = predictions([a.ready(), b.ready()], a.ids, window, stride, beyond=True)
         for position, logits in both:
             tokens += _tokens(a, b, _at(position, len(logits[0])), *logits)
             progress("reading", position, len(a.ids))
@@ -143,7 +142,7 @@ def align(a: Sequence[int], b: Sequence[int]) -> tuple[Alignment, Places]:
 
 def _score(side: Side, window: int, stride: int) -> TextScore:
     logprobs: list[float | None] = [None]
-    for position, (logits_TV,) in predictions([side.reader], side.ids, window, stride):
+    for position, (logits_TV,) in predictions([side.ready()], side.ids, window, stride):
         ids = side.ids[position : position + len(logits_TV)]
         logprobs += chosen(logits_TV.log_softmax(-1), ids, position, side.model.dtype)[0]
     return TextScore.of(logprobs, side.spans)
@@ -212,7 +211,7 @@ def divergence(tokens: Sequence[TokenDiff]) -> Divergence:
 def _itself(a: Side) -> ViewCheck:
     """A's first tokens, read twice: nothing may differ."""
     ids, off = a.ids[:SAMPLE], {}
-    for position, both in predictions([a.reader] * 2, ids, len(ids) + 1, 1, beyond=True):
+    for position, both in predictions([a.ready()] * 2, ids, len(ids) + 1, 1, beyond=True):
         for one in _tokens(a, a, _at(position, len(both[0])), *both):
             ranks = one.top_a_in_b + one.top_b_in_a - 2.0
             off[one.position] = max(abs(one.kl), abs(one.reverse_kl), ranks)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from llmcli.commands.score.report import Score, ScoredToken
 from llmcli.records.numbers import counted
-from llmcli.ui.facts import model_line, score_words
+from llmcli.ui.facts import model_line, score_number
 from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
 from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, HEADING, confidence_style, one_line, quoted
@@ -39,10 +39,20 @@ def render_score(score: Score, model: Mapping[str, Any], *, every: bool) -> Rend
 
 def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
     """The model's line, and perplexity, bits per byte and mean log-probability."""
-    if len(score.tokens) > score.window and score.tokens_scored:
+    if not score.tokens_scored:
+        words = "nothing was scored: perplexity, bits per byte and mean logprob are undefined"
+        return [Text(one_line(title), style=HEADING), Text(words)]
+    why = f": {'the scored tokens have' if _has_text(score) else 'no tokenizer, so'} no bytes"
+    if len(score.tokens) > score.window:
         title += f"{SEPARATOR}windows of {counted(score.window, 'token')}, {score.stride} apart"
-    parts = score_words(score, texts=_has_text(score))
-    if every and _has_text(score) and score.tokens_scored:
+    nats = " nats" * math.isfinite(score.mean_logprob)
+    parts = [
+        f"perplexity {score_number(score.perplexity)}",
+        f"bits per byte {score_number(score.bits_per_byte, why)}",
+        f"mean logprob {score_number(score.mean_logprob)}{nats}",
+        f"{score.tokens_scored:,} scored",
+    ]
+    if every and _has_text(score):
         parts.append(counted(score.bytes_scored, "byte"))
     if score.tokens_scored > 1 and len(score.tokens) <= SHORT:  # of more there is a list
         worst = min(score.tokens, key=lambda token: token.logprob or 0.0)
