@@ -31,6 +31,7 @@ COMMANDS = {
     "Run": {
         "generate": "Generate text with a model, token by token.",
         "chat": "Chat with a model, turn by turn.",
+        "models": "List models here and in the catalog; pull, rm, path, prune.",
     },
     "Look": {
         "info": "Architecture, parameters and memory of a model; does it fit.",
@@ -38,22 +39,23 @@ COMMANDS = {
         "attention": "Attention patterns of every head: maps, metrics, pairs.",
         "experts": "Expert routing: which experts each token takes.",
         "lens": "Logit lens: the top tokens after every layer.",
-        "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
         "dump": "Any activation by name: statistics, export to a file.",
         "explain": "Derive one number step by step; compare with the kernel's.",
         "score": "Log-probability of every token, perplexity, bits per byte.",
-        "diff": "Two models, or one in two ways: where they part.",
         "tokens": "Tokenize a text: token ids, pieces, byte offsets.",
+    },
+    "What if": {
+        "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
+        "diff": "Two models, or one in two ways: where they part.",
     },
     "Measure": {
         "timing": "Profile a run: where the time goes, by phase, layer, part.",
         "bench": "Benchmark with llama-bench's tests and options; compare.",
+    },
+    "Also": {  # names alone on the root's screen
         "ladder": "The same model from nested loops to fused kernels, timed.",
         "selftest": "Check this machine's arithmetic and speed; a receipt.",
-    },
-    "Manage": {
         "load": "Load the weights: what becomes of every tensor; `--check`.",
-        "models": "List models here and in the catalog; pull, rm, path, prune.",
         "env": "The machine, and where each setting comes from.",
     },
 }
@@ -105,7 +107,7 @@ class Root(OurHelp, TyperGroup):
 
     entries: Mapping[str, Entry] = {  # `help` alone has no JSON
         **ENTRIES,
-        "help": Entry("llmcli.cli.help", HELP_SUMMARY, "Manage"),
+        "help": Entry("llmcli.cli.help", HELP_SUMMARY, "Also"),
     }
     nested = NESTED
     configured = (*ENTRIES, *NESTED)
@@ -145,11 +147,16 @@ class Root(OurHelp, TyperGroup):
         lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *words]
         heading = ""
         column = 9 + max(map(len, self.entries))
+        others = [name for name, entry in self.entries.items() if entry.heading == "Also"]
         for name, entry in self.entries.items():
+            if entry.heading == "Also":
+                continue
             left = f"{'' if entry.heading == heading else entry.heading:<7} {name}"
             heading = entry.heading
             first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
             lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
+        also = f"Also    {', '.join(others)}: see `llmcli COMMAND --help`"
+        lines += textwrap.wrap(also, width(), subsequent_indent=" " * 8, break_on_hyphens=False)
         options = ", ".join(["[COMMAND] --help", *(one.opts[0] for one in self.params)])
         lines += textwrap.wrap(
             f"Options {options}", width(), subsequent_indent=" " * 8, break_on_hyphens=False

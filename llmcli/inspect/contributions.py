@@ -12,7 +12,7 @@ Axes: H heads, K chosen experts, D width, V vocabulary, e size of a head's resul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,18 +23,15 @@ from llmcli.graph import ops
 from llmcli.graph.graph import graph
 from llmcli.graph.node import Node
 from llmcli.graph.routing import ExpertProject, SumExperts
-from llmcli.inspect.kernel import Kernel, rules
+from llmcli.inspect.kernel import Kernel, edited, rules
 from llmcli.model import Model
+from llmcli.nn.step import Emitted
 from llmcli.records.contribution import Contribution
 
 _NUMBERS = 1 << 22  # of a matrix, in float64 at a time
 # by the group of `timing`: what a term is called that is not one of heads, experts or biases
-KINDS = {
-    "embed": "embedding",
-    "ffn_down": "mlp",
-    "shared": "shared expert",
-    "ple": "layer embedding",
-}
+KINDS = {"embed": "embedding", "ffn_down": "mlp", "shared": "shared expert"}
+KINDS |= {"ple": "layer embedding"}
 LINEAR = (ops.Add, ops.LookUp, ops.Normalize, ops.Project, SumExperts)
 
 
@@ -59,29 +56,26 @@ class Contributions:
     """
 
     def __init__(
-        self,
-        model: Model,
-        ids: Sequence[int],
-        emitted: Mapping[str, Tensor],
-        name: str,
-        g: Tensor,
+        self, model: Model, ids: Sequence[int], emitted: Emitted, name: str, g: Tensor
     ) -> None:
-        self._graph = graph(model.config)
-        positions = [len(ids) - 1]
-        self._own = Kernel(model, rules(model.config), ids, emitted=emitted, positions=positions)
-        self._pending = {name: g}
+        self._graph, last = graph(model.config), [len(ids) - 1]
+        self._own = Kernel(model, rules(model.config), ids, emitted=emitted, positions=last)
+        self._pending, self._edited = {name: g}, edited(model)
         self.value = float(g @ self._row(name))
         self.rounding = 0.0
         self.terms: list[Contribution] = []
         for node in reversed(list(self._graph.nodes.values())):
             if node.name in self._pending:
-                self.terms += self._walk(node, self._pending.pop(node.name))
-        self.terms.reverse()
+                walked = self._walk(node, self._pending.pop(node.name))
+                self.terms[:0] = [
+                    Contribution(kind=kind, name=name, layer=node.layer, index=index, value=value)
+                    for kind, name, index, value in walked
+                ]
 
     @property
     def sum(self) -> float:
         """The sum of all terms."""
-        return sum(term.value for term in self.terms)
+        return math.fsum(term.value for term in self.terms)
 
     def _row(self, name: str) -> Tensor:
         return concatenated(self._own[name])[0]
@@ -93,15 +87,18 @@ class Contributions:
         eps = torch.finfo(self._own.dtype_of(name)).eps
         self.rounding = math.hypot(self.rounding, eps * float(products.norm()))
 
-    def _walk(self, node: Node, g: Tensor) -> Iterator[Contribution]:
-        """The terms at a node; the rest of it is passed on to its inputs."""
-        op, own = node.op, self._own
-        row = self._row(node.name)
+    def _walk(self, node: Node, g: Tensor) -> Iterator[tuple[str, str, int | None, float]]:
+        """Kind, name, index and value of the terms at a node; the rest goes on to its inputs."""
+        op, own, row = node.op, self._own, self._row(node.name)
         self._rounds(node.name, g * row)
+        if node.name in self._edited:  # what stands in its place is a term of its own
+            yield "edit", node.name, None, float(g @ row)
+            return
         bias = op.bias if isinstance(op, ops.Project | ops.Normalize) else None
         if bias is not None:
-            b = float(g @ own.vector(bias))
-            yield Contribution(kind="bias", name=bias, layer=node.layer, value=b)
+            b = own.vector(bias)
+            row = row - b
+            yield "bias", bias, None, float(g @ b)
         if isinstance(op, ops.Add):
             factor = op.scale if op.weight is None else op.scale * float(own.vector(op.weight))
             for part in op.parts:
@@ -116,42 +113,27 @@ class Contributions:
         elif isinstance(op, ops.Project) and _linear(self._graph[op.source]):
             g = turned(own.model, op.weight, g)
             self._pass(op.source, g)
-            yield from self._rounding(op, node, g)
+            if own.rounded(op.weight):
+                apart = own.read(op.source, op.weight)[0] - self._row(op.source)
+                yield "rounding", op.source, None, float(g @ apart)
         elif isinstance(op, ops.Project) and len(self._graph[op.source].axes) == 3:
             products = turned(own.model, op.weight, g) * own.read(op.source, op.weight)[0]
             products_He = products.view(len(own[op.source]), -1)
             self._rounds(node.name, products_He)
             for head, value in enumerate(products_He.sum(1).tolist()):
-                yield Contribution(
-                    kind="head", name=op.source, layer=node.layer, index=head, value=value
-                )
+                yield "head", op.source, head, value
         elif isinstance(op, SumExperts):
-            yield from self._experts(op, node, g)
+            project = self._graph[op.value].op
+            assert isinstance(project, ExpertProject)
+            share_K = own[op.share][0] if op.share is not None else 1.0
+            parts_K = own[op.value][:, 0] @ g * share_K
+            chosen_K = own[project.chosen][0].long()
+            for expert, value in zip(chosen_K.tolist(), parts_K.tolist(), strict=True):
+                yield "expert", op.value, expert, value
             if op.also is not None:
                 self._pass(op.also, g)
         else:
-            value = float(g @ (row if bias is None else row - own.vector(bias)))
-            kind = KINDS.get(node.group, "mixer")
-            yield Contribution(kind=kind, name=node.name, layer=node.layer, value=value)
-
-    def _experts(self, op: SumExperts, node: Node, g: Tensor) -> Iterator[Contribution]:
-        value = self._graph[op.value].op
-        assert isinstance(value, ExpertProject)
-        parts_K = self._own[op.value][:, 0] @ g
-        if op.share is not None:
-            parts_K = parts_K * self._own[op.share][0]
-        chosen_K = self._own[value.chosen][0].long().tolist()
-        for expert, part in zip(chosen_K, parts_K.tolist(), strict=True):
-            yield Contribution(
-                kind="expert", name=op.value, layer=node.layer, index=expert, value=part
-            )
-
-    def _rounding(self, op: ops.Project, node: Node, g: Tensor) -> Iterator[Contribution]:
-        """What a product adds that rounds its input to 8 or 16 bits."""
-        if self._own.rounded(op.weight):
-            apart = self._own.read(op.source, op.weight)[0] - self._row(op.source)
-            value = float(g @ apart)
-            yield Contribution(kind="rounding", name=op.source, layer=node.layer, value=value)
+            yield KINDS.get(node.group, "mixer"), node.name, None, float(g @ row)
 
 
 def turned(model: Model, weight: str, g: Tensor) -> Tensor:

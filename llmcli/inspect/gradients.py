@@ -12,17 +12,19 @@ Axes: T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
+from llmcli import devices
 from llmcli.errors import UsageError
 from llmcli.evaluate.rule import concatenated, exact
 from llmcli.graph import ops
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.node import Node
 from llmcli.inspect.contributions import turned
-from llmcli.inspect.kernel import Kernel, rules
+from llmcli.inspect.kernel import Kernel, refuse_edited, rules
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.weights.packed import Packed
@@ -30,7 +32,7 @@ from llmcli.weights.packed import Packed
 # How many eps of its dtype a block may be off, the whole stream of all tokens together. Measured,
 # the worst: 5.7 in float32 (smollm2), 4.6 in float64, 1.3 in 16 bits (small models).
 ROUNDINGS, NARROW_ROUNDINGS = 16, 4
-# … and how many steps of a product's input that its kernel rounds: 1.7 of 8 bits, 0.2 of 16.
+# … and how many steps of a product's input that its kernel rounds: 1.7 of 8 bits.
 STEPS = 4
 
 Metric = Callable[[Tensor], Tensor]  # the logits `[V]` of the last token → a number
@@ -43,18 +45,25 @@ class Gradients:
     the gradients at `names`, float64 on the CPU, of those that the number depends on. `apart`: how
     far the stream after each block, as evaluated, is from the one that was written, relative.
 
-    Raises UsageError where an operation of the model has no gradient.
+    Raises UsageError where an operation of the model has no gradient, and OutOfMemory.
     """
 
     def __init__(
         self, model: Model, ids: Sequence[int], metric: Metric, names: Collection[str]
     ) -> None:
+        refuse_edited(model, graph(model.config).nodes)
         self._model, self._ids, self._names = model, tuple(ids), set(names)
         self._graph = graph(model.config)
         self._rules = rules(model.config)
         self._blocks = list(_blocks(self._graph))
         kept = self._names | {one for nodes in self._blocks for one in self._kept(nodes)}
         self.emitted: dict[str, Tensor] = {}
+        devices.require_memory(
+            max(map(self._bytes, self._blocks)),
+            torch.device("cpu"),
+            f"the activations of a block for {len(ids)} tokens and their gradients",
+            "use a shorter prompt",
+        )
 
         def tap(name: str, tensor: Tensor) -> None:
             if name in kept or name.startswith("logits"):
@@ -82,6 +91,12 @@ class Gradients:
         kept = torch.finfo(model.decoder.cache_dtype).eps
         roundings = NARROW_ROUNDINGS if model.dtype.itemsize == 2 else ROUNDINGS
         return roundings * torch.finfo(model.dtype).eps + kept + inputs
+
+    def _bytes(self, nodes: Sequence[Node]) -> int:
+        """About what these nodes take: what is computed on the way, it and its gradient."""
+        tokens = dict.fromkeys("TS", len(self._ids))
+        shapes = ((n, {**self._graph.sizes(n.layer), **tokens}) for n in nodes if not n.tap_only)
+        return 24 * sum(prod(ops.size(axis, sizes) for axis in n.axes) for n, sizes in shapes)
 
     def _kept(self, nodes: Sequence[Node]) -> Iterator[str]:
         """What enters a group of nodes, what leaves it, and its choices of experts."""
@@ -158,7 +173,7 @@ class Gradients:
         if not made.requires_grad and not node.integer and any(x.requires_grad for x in inputs):
             raise UsageError(
                 f"`{node.name}` is evaluated as a whole, without a gradient",
-                hint="`--method direct` needs none",
+                hint="attribution without gradients, and exact patching, take any operation",
             )
         return made
 

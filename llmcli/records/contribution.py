@@ -10,7 +10,8 @@ class Contribution:
     """What `name`, an activation or a parameter, adds to the number.
 
     `kind`: head, expert, mlp, shared expert, mixer (one of no heads), layer embedding, embedding,
-    bias, or rounding (of a product's input by its kernel); of gradients the leaf of its name.
+    bias, edit (what `--edit` put there), or rounding (of a product's input by its kernel); of
+    gradients the leaf of its name.
     `index`: which head, or which expert. `position`: of the token whose activation it is, where it
     is not the one that the number is of.
     """

@@ -21,38 +21,27 @@ if TYPE_CHECKING:
 class Answer:
     """The number to explain: the logit of `answer`, minus that of `versus` if there is one.
 
-    Both are ids; `answer` is None as long as it is the model's top token.
+    Both are ids; `answer` is None as long as it is the model's top token. Raises UsageError where
+    both are one token.
     """
 
-    answer: int | None
-    versus: int | None
+    answer: int | None = None
+    versus: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a difference that is 0."""
+        if self.answer is not None and self.answer == self.versus:
+            raise UsageError("`--versus` is the answer itself: the difference is 0")
 
     def known(self, logits_V: Tensor) -> Answer:
-        """With the top token of `logits_V` as the answer where none was named.
-
-        Raises UsageError where both are one token.
-        """
-        found = self if self.answer is not None else replace(self, answer=int(logits_V.argmax()))
-        if found.answer == found.versus:
-            named = "answer" if self.answer is None else "token of `--answer`"
-            raise UsageError(f"`--versus` is the {named}: the difference is 0")
-        return found
+        """With the top token of `logits_V` as the answer where none was named."""
+        return self if self.answer is not None else replace(self, answer=int(logits_V.argmax()))
 
     def of(self, logits: Tensor) -> Tensor:
         """The number, `[…]`, of logits `[…, V]`."""
         assert self.answer is not None
         found = logits[..., self.answer]
         return found if self.versus is None else found - logits[..., self.versus]
-
-    def gradient(self, vocabulary: int) -> Tensor:
-        """Of the number in the logits, `[V]` in float64."""
-        import torch
-
-        found = torch.zeros(vocabulary, dtype=torch.float64)
-        found[self.answer] = 1.0
-        if self.versus is not None:
-            found[self.versus] = -1.0
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +56,7 @@ class AnswerOptions:
         "[default: the model's top token]",
     )
     versus: str | None = opt(
-        None,
-        "--versus TOKEN",
-        "Another token: the difference of both logits counts.",
+        None, "--versus TOKEN", "Another token: the difference of both logits counts."
     )
 
     def parse(self, model: Model) -> Answer:
@@ -81,15 +68,12 @@ class AnswerOptions:
         )
         return Answer(answer=answer, versus=versus)
 
-    def notes(self, answer: Answer, model: Model, likeliest: Collection[int]) -> Iterator[str]:
+    def notes(self, answer: Answer, model: Model) -> Iterator[str]:
         """What to know of words given without their space; see `space_note`."""
-        for name, text, token in (
-            ("--answer", self.answer, answer.answer),
-            ("--versus", self.versus, answer.versus),
-        ):
+        pairs = {"--answer": (self.answer, answer.answer), "--versus": (self.versus, answer.versus)}
+        for name, (text, token) in pairs.items():
             if text is not None and token is not None:
-                note = space_note(text, name, token, likeliest, model.tokenizer)
-                yield from filter(None, [note])
+                yield from filter(None, [space_note(text, name, token, (), model.tokenizer)])
 
 
 def parse_token(

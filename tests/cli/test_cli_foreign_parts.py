@@ -72,6 +72,7 @@ def test_every_view_is_green(run, paths, name, dtype, tmp_path):
         name, "attention", *of, "--generate", "3", "--metrics", "all", "--top-pairs", "3"
     )
     run(name, "lens", *of, "--mid", "--generate", "2")
+    run(name, "attribute", *of)
     assert departures(load(paths[name], dtype=dtype), batch=1) == {}
     run(name, "dump", *of, "--name", "*", "-o", str(file), "--generate", "2")
     with np.load(file) as read:

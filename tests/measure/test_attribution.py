@@ -54,7 +54,7 @@ def test_terms_add_up_to_the_logit(name):
         raw_V = cap * (raw_V / cap).atanh()
     assert report.value == pytest.approx(float(metric(raw_V)), abs=1e-9)
     assert apart(report) <= 1e-9
-    assert apart(direct(model, Answer(answer=None, versus=None), ids=IDS[:1])) <= 1e-9
+    assert apart(direct(model, Answer(), ids=IDS[:1])) <= 1e-9
     found = {(term.name, term.index) for term in report.terms}
     assert len(found) == len(report.terms)
     for layer, config in enumerate(model.config.layers):
@@ -67,6 +67,9 @@ def test_terms_add_up_to_the_logit(name):
     (drawn,) = maps(report)
     assert drawn.values[-1][-1] == pytest.approx(report.value, abs=1e-9), "nothing is left out"
     assert len({term_words(report, term) for term in report.terms}) == len(report.terms)
+    for term in report.terms:
+        if term.kind == "head":
+            assert drawn.values[term.index, term.layer + 1] == term.value
 
 
 @pytest.mark.parametrize("name", covered(MODELS))
@@ -156,7 +159,7 @@ def test_gradients_are_finite_differences(name):
     along = {n: torch.randn(g.shape, generator=generator).double() for n, g in found.at.items()}
 
     def moved(by):
-        edits = [Edit(name=name, fn=lambda x, v=v: x + by * v) for name, v in along.items()]
+        edits = [Edit(name=name, fn=lambda x, *_, v=v: x + by * v) for name, v in along.items()]
         return float(metric(model.decoder(torch.tensor([IDS]), edits=edits)[0, -1]))
 
     def slope(by):

@@ -4,9 +4,11 @@ import numpy as np
 from attention_reports import report
 
 from llmcli.commands.attention.report import HeadReport, LayerReport
+from llmcli.commands.attribute.report import AttributeReport
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.records.attention import Label, Metric
+from llmcli.records.contribution import Contribution
 from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
 
@@ -149,4 +151,27 @@ def experts_report(
     return ExpertsReport(
         dtype="float32", tokens=tokens_of(tokens), prompt_tokens=tokens - generated,
         positions=tuple(positions.tolist()), layers=tuple(made), checks=(check,),
+    )  # fmt: skip
+
+
+def attribution_report(tokens=5, layers=2, heads=4, *, method="direct", check=GOOD):
+    """Terms of each sign; of gradients, of the stream and every head at every position."""
+    texts, terms = tokens_of(tokens), []
+    for layer in range(layers):
+        for head in range(heads):
+            own = {"kind": "head", "name": f"blocks.{layer}.attn.z", "index": head, "layer": layer}
+            value = (-1) ** head * (layer + head / heads)
+            places = range(tokens) if method == "gradient" else (None,)
+            terms += [Contribution(**own, position=at, value=value) for at in places]
+    stream = {"kind": "resid_pre", "name": "blocks.1.resid_pre", "layer": 1}
+    bias = Contribution(kind="bias", name="ln_final.b", layer=None, value=-0.5)
+    terms += [bias] if method == "direct" else [
+        Contribution(**stream, position=at, value=at / 7) for at in range(tokens)
+    ]
+    return AttributeReport(
+        dtype="float32", method=method, tokens=texts, number="logits", index=None,
+        answer=texts[0], versus=texts[1], value=sum(term.value for term in terms),
+        corrupted=texts[::-1] if method == "gradient" else None,
+        corrupted_value=0.25 if method == "gradient" else None, layers=layers,
+        terms=tuple(terms), checks=(check,),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from attention_reports import BAD, GOOD, LABELS, METRICS, head, matrix, pair, pattern, report
 from drawn import changes, lines_of, shown
-from files_reports import experts_report, lens_report
+from files_reports import attribution_report, experts_report, lens_report
 from rich.cells import cell_len
 from small_models import weights
 from zoo import CONFIGS
@@ -21,6 +21,7 @@ from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.report import LayerReport
 from llmcli.commands.attention.view.heads import head_map, kinds_found, metric_table
 from llmcli.commands.attention.view.screen import FollowUps, overview, render_attention
+from llmcli.commands.attribute.view import render_attribution
 from llmcli.commands.experts.view import render_experts
 from llmcli.commands.info.measure import measure_info
 from llmcli.commands.info.view import render_info
@@ -70,6 +71,17 @@ def of_experts():
         yield render_experts(found, TITLE)
 
 
+def of_attribution():
+    for found in (
+        attribution_report(), attribution_report(layers=90, heads=64),
+        attribution_report(60, method="gradient"), attribution_report(13, 40, method="gradient"),
+    ):  # fmt: skip
+        hostile = [replace(one, text=HOSTILE[at % 13]) for at, one in enumerate(found.tokens)]
+        for height in (None, 24):
+            of = replace(found, tokens=tuple(hostile))
+            yield render_attribution(of, TITLE, top=10, height=height, whole="--all")
+
+
 def of_ladder():
     of = weights(CONFIGS["window"])
     for budget in (0.0, 20.0):
@@ -88,7 +100,7 @@ def of_ladder():
 # the views, the fewest columns that they need, and what stays whole in each of them
 VIEWS = {
     "attention": (of_attention, 40, []), "tokens of attention": (of_attention, 60, ["[red]"]),
-    "experts": (of_experts, 40, []),
+    "attribute": (of_attribution, 40, ["9 is "]), "experts": (of_experts, 40, []),
     "ladder": (of_ladder, 44, []),
     "lens": (of_lens, 40, ["positions ", " to 59 of 60 tokens", "more: --position :"]),
 }  # fmt: skip

@@ -14,10 +14,19 @@ import children
 import numpy as np
 import pytest
 import torch
-from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
+from files_reports import (
+    EVIL,
+    WRONG,
+    attention_report,
+    attribution_report,
+    experts_report,
+    lens_report,
+    patterns,
+)
 from PIL import Image
 
 from llmcli.commands.attention.view import files as pages
+from llmcli.commands.attribute.view import attribution_page
 from llmcli.commands.experts.view import experts_page, experts_png
 from llmcli.commands.lens.view import lens_page
 from llmcli.config.attention import visible_pairs
@@ -79,6 +88,7 @@ class Parts(HTMLParser):
 
 PAGES = {
     "attention": lambda: attention_page(attention_report(), patterns()),
+    "attribute": lambda: attribution_page(attribution_report(method="gradient"), TITLE),
     "experts": lambda: experts_page(experts_report(), TITLE),
     "lens": lambda: lens_page(lens_report(), TITLE),
 }

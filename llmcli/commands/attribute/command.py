@@ -15,15 +15,15 @@ from llmcli.shell.inspection import (
     FileOptions,
     Inspection,
     NewTokensOptions,
-    parse_span,
+    parse_numbers,
 )
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt
 
 if TYPE_CHECKING:
+    from llmcli.commands.attribute.measure import Number
     from llmcli.commands.attribute.report import AttributeReport
-    from llmcli.config.model import ModelConfig
 
 FILES = ("html", "png", "json")
 
@@ -37,7 +37,7 @@ Examples:
 
   llmcli attribute "The capital of France is"
   llmcli attribute "The capital of France is" --answer " Paris"
-  llmcli attribute "Now in Paris" --answer "," --versus " and" --position 2
+  llmcli attribute "He said" --answer " to" --versus " that"
   llmcli attribute "Fame is" --method gradient --corrupted "Life is"
   llmcli attribute "Once upon a time" --of "blocks.3.attn.q[2,-1,5]"
   llmcli attribute "Once upon a time" -o attribution.html
@@ -49,23 +49,22 @@ class AttributeOptions(FileOptions):
     """Of what, by which method, and how much is shown."""
 
     panel: ClassVar[str] = "Attribute"
-    position: str | None = opt(
-        None,
-        "--position N",
-        "The position whose logits count; -1 is the last. [default: the last]",
+    position: int = opt(
+        -1, "--position N", "The position whose logits count; negative ones count from the end."
     )
     of: str | None = opt(
         None,
         "--of NAME[INDEX]",
         "Instead of a logit any number that is linear in the residual stream, as `explain` names "
         "it: queries, keys, values, neurons before their activation, the stream.",
-        excludes=("--answer", "--versus", "--position", "--method=gradient"),
+        excludes=("--answer", "--versus", "--position", "--corrupted"),
     )
     method: Literal["direct", "gradient"] = opt(
         "direct",
         "--method direct|gradient",
         "The terms that add up to the number, or of every activation (clean − corrupted) × "
         "gradient: attribution patching.",
+        needs=("--corrupted",),
     )
     corrupted: str | None = opt(
         None,
@@ -89,24 +88,9 @@ class AttributeOptions(FileOptions):
     every: bool = opt(False, "--all", "Show every head, or every position, at any height.")
     force: bool = opt(False, "--force", "Write the file even if it is very large.")
 
-    def check(self, config: ModelConfig) -> None:
-        """Refuses a method without its prompt, before the weights are read."""
-        if (self.method == "gradient") != (self.corrupted is not None):
-            raise UsageError(
-                "`--method gradient` and `--corrupted PROMPT` need each other",
-                hint="give both: a prompt whose tokens stand at the same positions",
-            )
-
     def end(self, tokens: int) -> int:
-        """The number of tokens up to the position. Raises UsageError for a span."""
-        first, end = parse_span("-1" if self.position is None else self.position, tokens,
-                                "--position")  # fmt: skip
-        if end - first > 1:
-            raise UsageError(
-                f"`--position {self.position}` is {counted(end - first, 'position')}, not one",
-                hint=f"for example `--position {end - 1}`",
-            )
-        return end
+        """The number of tokens up to the position. Raises UsageError where it is none of them."""
+        return 1 + parse_numbers(str(self.position), tokens, "--position", "tokens")[0]
 
 
 def command(
@@ -127,7 +111,7 @@ def command(
     from llmcli.commands.attribute.view import render_attribution
 
     look = Inspection("attribute", attribute, FILES, output)
-    look.read(prompt, template, NewTokensOptions(), model, attribute.check)
+    look.read(prompt, template, NewTokensOptions(), model, lambda config: None)
     look.plan(exports(look, attribute), "use a shorter prompt")
     report = measured(look, template, answer, attribute)
     height = None if attribute.every or not look.out.out.terminal else get_terminal_size().lines
@@ -147,28 +131,22 @@ def measured(
     from llmcli.commands.attribute.measure import measure_direct, measure_gradient
     from llmcli.inspect.passes import passes_over
 
-    model, answer, number = look.model, asked.parse(look.model), None
+    model, answer = look.model, asked.parse(look.model)
+    number, end = None, attribute.end(len(look.ids))
     if attribute.of is not None:
-        number = _number(look, attribute.of)
-        look.ids = look.ids[: number[2]]
-    else:
-        look.ids = look.ids[: attribute.end(len(look.ids))]
-    with passes_over(look) as passes:
-        if attribute.corrupted is not None:
-            chat = template.options()
-            other = encode(Prompt(attribute.corrupted), chat, model).ids
-            end = None if attribute.position is None else attribute.end(len(other))
-            report = measure_gradient(passes, other[:end], answer)
-        else:
-            report = measure_direct(passes, number[:2] if number is not None else answer)
-    likeliest = [report.answer.id] if report.answer is not None and answer.answer is None else []
-    for note in asked.notes(answer, model, likeliest):
+        number, end = _number(look, attribute.of)
+    look.ids = look.ids[:end]
+    for note in asked.notes(answer, model):
         look.out.note(note)
-    return report
+    with passes_over(look) as passes:
+        if attribute.corrupted is None:
+            return measure_direct(passes, answer if number is None else number)
+        other = encode(Prompt(attribute.corrupted), template.options(), model).ids
+        return measure_gradient(passes, other[: attribute.end(len(other))], answer)
 
 
-def _number(look: Inspection, text: str) -> tuple[str, tuple[int, ...], int]:
-    """The activation, the index, and the number of tokens up to it. Raises UsageError."""
+def _number(look: Inspection, text: str) -> tuple[Number, int]:
+    """The activation and the index, and the number of tokens up to it. Raises UsageError."""
     from llmcli.graph.indexed import parse
     from llmcli.inspect.numbers import find, names, place
 
@@ -179,7 +157,7 @@ def _number(look: Inspection, text: str) -> tuple[str, tuple[int, ...], int]:
     index = place(wanted, spec, texts, model.tokenizer)
     if spec.kind == "parameter":
         raise UsageError(f"`{spec.name}` is a parameter: nothing adds up to it")
-    return spec.name, index, index[spec.axes.index("T")] + 1
+    return (spec.name, index), index[spec.axes.index("T")] + 1
 
 
 def exports(look: Inspection, attribute: AttributeOptions) -> dict[str, Export]:
@@ -188,14 +166,11 @@ def exports(look: Inspection, attribute: AttributeOptions) -> dict[str, Export]:
     from llmcli.graph.graph import graph
 
     config = look.model.config
-    layers = range(len(config.layers))
-    heads = sum(graph(config).sizes(layer).get("H", 0) for layer in layers)
-    cells = heads + 3 * len(layers)
-    html, terms = cells, cells
-    if attribute.method == "gradient":
-        html, terms = heads + 3 * len(layers) * len(look.ids), cells * len(look.ids)
+    layers = len(config.layers)
+    heads = sum(graph(config).sizes(layer).get("H", 0) for layer in range(layers))
+    each = 1 if attribute.corrupted is None else len(look.ids)
     return {
-        "html": Export(size=30_000 + 22 * html, make=attribution_page),
+        "html": Export(size=30_000 + 22 * (heads + 3 * layers * each), make=attribution_page),
         "png": Export(make=attribution_png),
-        "json": Export(size=3000 + 130 * terms),
+        "json": Export(size=3000 + 130 * (heads + 3 * layers) * each),
     }

@@ -1,7 +1,4 @@
-"""The terms of a number: along the residual stream, or by gradients between two prompts.
-
-Axes: H heads, T tokens, V vocabulary, e size of a head's result.
-"""
+"""The terms of a number: along the residual stream, or by gradients between two prompts."""
 
 from __future__ import annotations
 
@@ -46,23 +43,26 @@ def measure_direct(passes: Passes, wanted: Answer | Number) -> AttributeReport:
         rows[name] = tensor[0, ..., -1:, :].clone()
 
     passes.in_chunks(watch)
-    capped = model.config.head.cap is not None
-    name = "logits_raw" if capped else "logits"
-    answer = Answer(answer=None, versus=None)
-    index: tuple[int, ...] | None = None
+    name = "logits" if model.config.head.cap is None else "logits_raw"
+    answer, index = Answer(), None
     if isinstance(wanted, Answer):
         answer = wanted.known(rows["logits"][0])
-        g = answer.gradient(model.config.vocab)
     else:
         name, index = wanted
         if not explained(model, name):
             raise UsageError(
                 f"`{name}` is not linear in the residual stream, so no terms add up to it",
-                hint=f"`llmcli explain {name}[{','.join(map(str, index))}]` derives it",
+                hint=f'`llmcli explain "{name}[{",".join(map(str, index))}]"` derives it',
             )
-        g = _one_hot(model, wanted, rows[name])
+    g = torch.zeros(rows[name].shape, dtype=torch.float64)
+    if index is not None:
+        axes = graph(model.config)[name].axes
+        g[tuple(0 if axis == "T" else at for axis, at in zip(axes, index, strict=True))] = 1.0
+    for id, sign in ((answer.answer, 1.0), (answer.versus, -1.0)):
+        if id is not None:
+            g[0, id] = sign
     with torch.inference_mode():
-        found = Contributions(model, passes.ids, rows, name, g)
+        found = Contributions(model, passes.ids, rows, name, g.flatten())
     if not math.isfinite(found.value):
         raise NotFinite(f"`{name}` is not finite", dtype=dtype_name(model.dtype))
     check = ViewCheck(
@@ -83,9 +83,7 @@ def measure_direct(passes: Passes, wanted: Answer | Number) -> AttributeReport:
     )
 
 
-def measure_gradient(
-    passes: Passes, corrupted: Sequence[int], answer: Answer
-) -> AttributeReport:
+def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -> AttributeReport:
     """Attribution patching (Nanda 2023): (clean − corrupted) · gradient in the corrupted prompt.
 
     At every position of the stream before each layer, of what its parts add to it, and of every
@@ -107,20 +105,21 @@ def measure_gradient(
     passes.at_once(tap, logits="last", until=None)
     answer = answer.known(clean["logits"][-1])
     found = Gradients(model, corrupted, answer.of, names)
+    if not math.isfinite(found.value):
+        raise NotFinite("the logits are not finite", dtype=dtype_name(model.dtype))
     terms = []
     for name, kind in names.items():
         if name in found.at:
             moved = (clean[name] - exact(found.emitted[name])) * found.at[name]
-            rows = moved.sum(-1)
-            layer = graph(model.config)[name].layer
-            for index, row in enumerate(rows if kind == "head" else rows[None]):
-                head = index if kind == "head" else None
-                terms += [
-                    Contribution(
-                        kind=kind, name=name, layer=layer, index=head, position=at, value=value
-                    )
-                    for at, value in enumerate(row.tolist())
-                ]
+            rows = moved.sum(-1) if kind == "head" else moved.sum(-1)[None]
+            terms += [
+                Contribution(
+                    kind=kind, name=name, layer=graph(model.config)[name].layer,
+                    index=index if kind == "head" else None, position=at, value=value,
+                )
+                for index, row in enumerate(rows.tolist())
+                for at, value in enumerate(row)
+            ]  # fmt: skip
     worst = max(found.apart, key=found.apart.__getitem__)
     check = ViewCheck(
         name="evaluated",
@@ -152,15 +151,6 @@ def _about(model: Model, ids: Sequence[int], answer: Answer) -> dict[str, Any]:
         "versus": pair[1],
         "layers": len(model.config.layers),
     }
-
-
-def _one_hot(model: Model, number: Number, rows: Tensor) -> Tensor:
-    """The gradient of one number of `rows`, `[1, N]` or `[H, 1, e]`, with heads side by side."""
-    axes, index = graph(model.config)[number[0]].axes, number[1]
-    place = [0 if axis == "T" else at for axis, at in zip(axes, index, strict=True)]
-    found = torch.zeros(rows.shape, dtype=torch.float64)
-    found[tuple(place)] = 1.0
-    return found.flatten()
 
 
 def _places(model: Model) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,6 @@ class AttributeReport(Checked):
     checks: tuple[ViewCheck, ...]
 
     @member
-    def sum(self) -> float:
-        """The sum of all terms; of gradients, which overlap, it says nothing."""
-        return sum(term.value for term in self.terms)
+    def sum(self) -> float | None:
+        """The sum of all terms; None of gradients, for one activation has others in it."""
+        return math.fsum(t.value for t in self.terms) if self.method == "direct" else None

@@ -21,29 +21,31 @@ from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Ink, Scale
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-AROUND = 10  # lines of a screen beside the rows of the map and the terms in words
+AROUND = 8  # lines of a screen beside the rows of the map and the terms in words
 LEAST = 4  # rows of a map at least
 NAME = 16  # columns of the name of a row, at most
+HALF, NARROW = 56, 60  # … of one of two terms side by side, at most; where none are
 NINTHS = 9
 SIDE = 26  # pixels of a cell of the picture
-ROWS = {"expert": "mlp", "shared expert": "mlp", "mlp": "mlp"}
+IN_THE_PAGE, DIGITS = 100, 6  # terms in words, and digits of a number
+MLP = ("mlp", "expert", "shared expert")
 WORDS = {"embed": "token embedding", "pos_embed": "position embedding"}
-PLACES = {"resid_pre": "the stream before each layer", "head": "heads, all positions"}
-DIGITS = 6  # of a number in the page
+TITLES = {"resid_pre": "the stream before each layer", "head": "heads, all positions together"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Map:
     """Values `[rows, columns]`, NaN where there is nothing; `title` says of what.
 
-    `first`: the number of the first column that is a layer. `sums`: the last row has a scale of its
-    own, the sum of all terms up to each column.
+    The first `numbered` rows are heads or positions. `sums`: the last row is the sum of all terms
+    up to each column, on a scale of its own.
     """
 
     title: str
     names: Sequence[str]
     columns: Sequence[str]
     values: np.ndarray
+    numbered: int
     sums: bool = False
 
     @property
@@ -60,57 +62,63 @@ class Map:
 
 
 def maps(report: AttributeReport) -> list[Map]:
-    """The maps of a report: layers across; heads down, or positions."""
+    """The maps of a report: layers across; heads down, or positions, a map for each kind."""
     if report.method == "direct":
         return [_terms_map(report)]
-    kinds = dict.fromkeys(term.kind for term in report.terms)
-    return [_places_map(report, kind) for kind in kinds]
+    return [_places_map(report, kind) for kind in dict.fromkeys(t.kind for t in report.terms)]
 
 
 def _terms_map(report: AttributeReport) -> Map:
     """Heads, feed-forward, all else, and the sum so far; embeddings come first, the head last."""
-    last = max((t.layer for t in report.terms if t.layer is not None), default=-1)
-    ends = any(term.layer is None and term.kind != "embedding" for term in report.terms)
-    columns = ["in", *map(str, range(last + 1)), *(["out"] if ends else [])]
-    heads: list[dict[tuple[str, int | None], int]] = [{} for _ in columns]
+    layers = 1 + max((t.layer for t in report.terms if t.layer is not None), default=-1)
+    columns = ["in", *map(str, range(layers)), "out"]
+    heads: list[list[tuple[str, int | None]]] = [[] for _ in columns]
     found: dict[tuple[str, int], float] = {}
     for term in report.terms:
-        at = term.layer + 1 if term.layer is not None else -1 if term.kind != "embedding" else 0
-        at %= len(columns)
-        row = ROWS.get(term.kind, "other")
+        at = 0 if term.kind == "embedding" else 1 + (layers if term.layer is None else term.layer)
+        row = "mlp" if term.kind in MLP else "other"
         if term.kind == "head":  # those of two mixers side by side follow one another
-            row = f"head {heads[at].setdefault((term.name, term.index), len(heads[at]))}"
+            row = f"head {len(heads[at])}"
+            heads[at].append((term.name, term.index))
         found[row, at] = found.get((row, at), 0.0) + term.value
-    names = [f"head {head}" for head in range(max(map(len, heads)))]
+    count = max(map(len, heads))
+    names = [f"head {head}" for head in range(count)]
     names += [name for name in ("mlp", "other") if any(row == name for row, _ in found)]
     values = np.full((len(names) + 1, len(columns)), np.nan)
     for (row, at), value in found.items():
         values[names.index(row), at] = value
     values[-1] = np.nansum(values[:-1], axis=0).cumsum()
-    title = "what each part of each layer adds"
-    return Map(title=title, names=[*names, "so far"], columns=columns, values=values, sums=True)
+    if not any(at > layers for _, at in found):
+        columns, values = columns[:-1], values[:, :-1]
+    return Map(
+        title="what each part of each layer adds", names=[*names, "so far"], columns=columns,
+        values=values, numbered=count, sums=True,
+    )  # fmt: skip
 
 
 def _places_map(report: AttributeReport, kind: str) -> Map:
     """Positions down; of heads, these, all positions together."""
-    terms = [term for term in report.terms if term.kind == kind]
-    down = [term.index if kind == "head" else term.position for term in terms]
-    values = np.full((max(filter(None, down), default=0) + 1, report.layers), np.nan)
-    for row, term in zip(down, terms, strict=True):
-        assert row is not None
-        assert term.layer is not None
-        before = values[row, term.layer]
-        values[row, term.layer] = term.value + (0.0 if np.isnan(before) else before)
-    names = [f"head {row}" for row in range(len(values))]
-    if kind != "head":
-        names = [f"{at} {_differs(report, at)}" for at in range(len(values))]
-    title = PLACES.get(kind, f"{kind} of each layer")
-    return Map(title=title, names=names, columns=[*map(str, range(report.layers))], values=values)
+    rows: dict[tuple[int, int], float] = {}
+    for term in report.terms:
+        down = term.index if kind == "head" else term.position
+        if term.kind == kind and down is not None and term.layer is not None:
+            rows[down, term.layer] = rows.get((down, term.layer), 0.0) + term.value
+    values = np.full((1 + max(down for down, _ in rows), report.layers), np.nan)
+    for place, value in rows.items():
+        values[place] = value
+    names = [
+        f"head {at}" if kind == "head" else _place(report, at) for at in range(len(values))
+    ]
+    title = TITLES.get(kind, f"{kind} of each layer")
+    columns = [*map(str, range(report.layers))]
+    return Map(title=title, names=names, columns=columns, values=values, numbered=len(values))
 
 
-def _differs(report: AttributeReport, at: int) -> str:
+def _place(report: AttributeReport, at: int) -> str:
+    """A position with its token, or both tokens where they differ."""
     clean, other = report.tokens[at], (report.corrupted or report.tokens)[at]
-    return in_words(clean) if clean.id == other.id else f"{in_words(clean)}≠{in_words(other)}"
+    differs = "" if clean.id == other.id else f"≠{in_words(other)}"
+    return f"{at} {in_words(clean)}{differs}"
 
 
 def render_attribution(
@@ -118,62 +126,62 @@ def render_attribution(
 ) -> RenderableType:
     """What the number is, its strongest terms in words, and the map of all.
 
-    `title` is the model's line. `height`: of the screen in lines; a row of the map then stands for
-    several heads, or only the strongest positions are there. `whole` names the option that shows
-    all.
+    `title` is the model's line. `height`: of the screen in lines, where a row of the map may stand
+    for several. `whole` names the option that shows all.
     """
-    shown = Fit(lambda width, ink: _strongest(report, top, width, ink))
     most = None if height is None else max(LEAST, height - AROUND - -(-top // 2))
-    drawn = Fit(lambda width, ink: _drawn(maps(report)[0], most, whole, width, ink))
-    heading = Text(one_line(title), style=HEADING)
-    return Group(heading, Line(list(_headline(report))), shown, drawn)
+    of = maps(report)[0]
+    return Group(
+        Text(one_line(title), style=HEADING),
+        Line(list(_headline(report))),
+        Fit(lambda width, ink: _strongest(report, top, width, ink)),
+        Fit(lambda width, ink: _drawn(of, most, whole, width, ink)),
+    )
 
 
 def _headline(report: AttributeReport) -> Iterator[str]:
     """The number, and how the terms make it up."""
-    at = len(report.tokens) - 1
-    after = f"after {in_words(report.tokens[-1])} at {at}"
-    if report.answer is None:
-        yield f"{report.number}[{','.join(map(str, report.index or ()))}] {after}"
-    else:
+    what = f"{report.number}[{','.join(map(str, report.index or ()))}]"
+    if report.answer is not None:
         versus = "" if report.versus is None else f" − {in_words(report.versus)}"
-        yield f"logit of {in_words(report.answer)}{versus} {after}"
-    if report.method == "direct":
-        yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {len(report.terms)} terms"
-        if report.number == "logits_raw":
-            yield "before the soft cap, which is not linear"
-    else:
+        what = f"logit of {in_words(report.answer)}{versus}"
+    yield f"{what} after {in_words(report.tokens[-1])} at {len(report.tokens) - 1}"
+    if report.method == "gradient":
         yield f"clean {number(report.value, 5)}, corrupted {number(report.corrupted_value, 5)}"
         yield "(clean − corrupted) × gradient"
+        return
+    yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {len(report.terms)} terms"
+    if report.number == "logits_raw":
+        yield "before the soft cap, which is not linear"
 
 
-def _strongest(
-    report: AttributeReport, top: int, width: int, ink: Ink
-) -> Iterator[RenderableType]:
-    """The `top` strongest terms: half that add, on the left, and half that take away."""
+def _by_size(report: AttributeReport) -> list[Contribution]:
+    """The strongest term first, without the stream, which has all others in it."""
     terms = [term for term in report.terms if term.kind != "resid_pre"]
-    terms = sorted(terms, key=lambda term: -abs(term.value))
-    sides = [
-        [f"{_signed(t.value):>8}  {term_words(report, t)}" for t in terms if (t.value < 0) == low]
-        for low in (False, True)
-    ]
-    sides = [side[: -(-top // 2)] for side in sides]
-    half = min(width, 2 * 44) // 2
-    for at in range(max(map(len, sides))):
-        left, right = (side[at] if at < len(side) else "" for side in sides)
-        line = f"{fitted(left, half - 1, ink)} {right}" if right else left
-        yield Text(fitted(line, width, ink).rstrip(), no_wrap=True)
+    return sorted(terms, key=lambda term: -abs(term.value))
 
 
 def _signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{number(value)}"
 
 
+def _strongest(report: AttributeReport, top: int, width: int, ink: Ink) -> Iterator[RenderableType]:
+    """The `top` strongest terms: half that add, on the left, and half that take away."""
+    lines = [(t.value < 0, f"{_signed(t.value):>8}  {term_words(report, t)}")
+             for t in _by_size(report)]  # fmt: skip
+    sides = [[words for low, words in lines if low == side][: -(-top // 2)] for side in (0, 1)]
+    if width < NARROW:
+        sides = [[*sides[0], *sides[1]], []]
+    half = min(width // 2, HALF) if sides[1] else width
+    for at in range(max(map(len, sides))):
+        left, right = (side[at] if at < len(side) else "" for side in sides)
+        yield Text(f"{fitted(left, half - 1, ink)} {fitted(right, half, ink)}".rstrip())
+
+
 def term_words(report: AttributeReport, term: Contribution) -> str:
     """`layer 3 head 2`, `layer 3 expert 17`, `token embedding`, `bias ln_final.b`."""
-    if term.kind == "bias" or term.layer is None:
-        words = WORDS.get(term.name, f"{term.kind} {term.name}")
-    else:
+    words = WORDS.get(term.name, f"{term.kind} {term.name}")
+    if term.kind != "bias" and term.layer is not None:
         part = term.name.split(".")[2].removesuffix("_out")
         kind = part if term.kind == "mixer" else term.kind
         if (kind == "head" and part != "attn") or (part != kind and part[-1].isdigit()):
@@ -182,79 +190,68 @@ def term_words(report: AttributeReport, term: Contribution) -> str:
     return words if term.position is None else f"{words} at {_place(report, term.position)}"
 
 
-def _place(report: AttributeReport, at: int) -> str:
-    return f"{at} {_differs(report, at)}"
-
-
 def _drawn(
     of: Map, most: int | None, whole: str, width: int, ink: Ink
 ) -> Iterator[RenderableType | Segment]:
     """The map, in blocks of as many columns as fit: each cell in ninths of the largest."""
-    ink = replace(ink, diverging=True)
-    shown, note = _fewer(of, most)
-    width = min(width, WIDEST)
-    gutter = min(NAME, max(len(name) for name in (*shown.names, "layer"))) + 1
-    cell = 3 if gutter + 3 * len(shown.columns) <= width else 2
-    fit = max(1, (width - gutter) // cell)
-    codes, ninths = ink.codes(shown.fractions()), 2 * NINTHS * (shown.fractions() - 0.5)
-    for first in range(0, len(shown.columns), fit):
-        columns = range(first, min(first + fit, len(shown.columns)))
+    ink, width = replace(ink, diverging=True), min(width, WIDEST)
+    gutter = min(NAME, 5 + max(len(name) for name in of.names))  # of several heads at most
+    blocks = -(-2 * len(of.columns) // max(2, width - gutter))
+    of, note = pooled(of, None if most is None else most // blocks)
+    gutter = min(NAME, max(len(name) for name in (*of.names, "layer"))) + 1
+    cell = 3 if gutter + 3 * len(of.columns) <= width else 2
+    fit, places = max(1, (width - gutter) // cell), of.fractions()
+    codes = ink.codes(places)
+    for first in range(0, len(of.columns), fit):
+        columns, line = range(first, min(first + fit, len(of.columns))), ""
+        for at, name in enumerate(of.columns[first : columns.stop]):
+            start = (at + 1) * cell - len(name)
+            if start > len(line) or not line:  # where it has room
+                line = f"{line:<{start}}{name}"
+        yield Text(f"{'layer':<{gutter}}{line}", style=FAINT)
         grid = Grid(ink=ink, gutter=gutter, before=[""] * len(columns))
-        header = _header(shown.columns, columns, cell)
-        yield Text(f"{'layer':<{gutter}}{header}", style=FAINT, no_wrap=True)
-        for row, name in enumerate(shown.names):
-            cells = [
-                [_cell(ninths[row, at], int(codes[row, at]), cell, ink)] for at in columns
-            ]
+        for row, name in enumerate(of.names):
+            cells = [[_cell(places[row, at], int(codes[row, at]), cell, ink)] for at in columns]
             yield from grid.line(fitted(name, gutter - 1, ink).rstrip(), cells)
-    parts = [f"{shown.title}; 9 is {number(shown.scale.high)}"]
-    if shown.sums:
+    parts = [f"{of.title}; 9 is {number(of.scale.high)}"]
+    if of.sums:
         parts.append(f"so far: their sum; 9 is {number(float(np.abs(of.values[-1]).max()))}")
-    yield Line([*parts, *([f"{note}; all: {whole}" if whole else note] if note else [])], FAINT)
+    yield Line([*parts, *([f"{note}, all: {whole}"] if note else [])], FAINT)
 
 
-def _header(columns: Sequence[str], shown: range, cell: int) -> str:
-    """The names of the columns over their cells, of those that have room."""
-    line = ""
-    for at in shown:
-        start = (at - shown.start) * cell + cell - len(columns[at])
-        if start >= len(line) + bool(line) or not line:
-            line = f"{line:<{start}}{columns[at]}"
-    return line
-
-
-def _cell(ninths: float, code: int, width: int, ink: Ink) -> Segment:
+def _cell(place: float, code: int, width: int, ink: Ink) -> Segment:
     """`+9`, `−3`, a dot for what rounds to 0, nothing where there is none."""
-    if np.isnan(ninths):
+    if np.isnan(place):
         return Segment(" " * width)
-    digit = round(abs(ninths))
-    minus = "-" if ink.ascii else "−"
-    text = f"{'+' if ninths > 0 else minus}{digit}" if digit else ink.dot
-    return Segment(f"{text:>{width}}", ink.behind(code) if digit else Style.parse(FAINT))
+    ninths = round(2 * NINTHS * (place - 0.5))
+    sign = "+" if ninths > 0 else "-" if ink.ascii else "−"
+    text = f"{sign}{abs(ninths)}" if ninths else ink.dot
+    return Segment(f"{text:>{width}}", ink.behind(code) if ninths else Style.parse(FAINT))
 
 
-def _fewer(of: Map, most: int | None) -> tuple[Map, str]:
-    """At most `most` rows: the strongest of several heads, or the strongest positions."""
-    kept = sum(not name.startswith("head ") for name in of.names) if of.sums else 0
-    rows = len(of.names) - kept
-    if most is None or len(of.names) <= most or rows < 2:
+def pooled(of: Map, most: int | None) -> tuple[Map, str]:
+    """At most `most` rows, and what to say of it.
+
+    A cell is the strongest of several heads; of positions there are the strongest.
+    """
+    rest = range(of.numbered, len(of.names))
+    if most is None or len(of.names) <= most or of.numbered < 2:
         return of, ""
-    room = max(1, most - kept)
+    room, names = max(1, most - len(rest) - 1), []  # what is said of it takes a line
     strength = np.nan_to_num(np.abs(of.values))
-    if of.names[0].startswith("head "):
-        each = -(-rows // room)
-        parts = [range(at, min(at + each, rows)) for at in range(0, rows, each)]
-        chosen = [np.array(part)[strength[part].argmax(0)] for part in map(list, parts)]
-        values = [of.values[best, np.arange(len(of.columns))] for best in chosen]
-        names = [f"heads {part[0]}–{part[-1]}" if len(part) > 1 else f"head {part[0]}"
-                 for part in parts]  # fmt: skip
-        values += list(of.values[rows:])
-        return replace(of, names=[*names, *of.names[rows:]], values=np.array(values)), (
-            f"a cell is the strongest of {each} heads"
-        )
-    best = sorted(np.argsort(-strength.max(1), kind="stable")[:room].tolist())
-    names = [of.names[at] for at in best]
-    return replace(of, names=names, values=of.values[best]), f"the strongest {room} of {rows}"
+    if not of.names[0].startswith("head"):
+        best = np.sort(np.argsort(-strength.max(1), kind="stable")[:room])
+        names, note = [of.names[at] for at in best], f"the strongest {room} of {of.numbered} rows"
+        return replace(of, names=names, values=of.values[best], numbered=room), note
+    each, values = -(-of.numbered // room), []
+    for start in range(0, of.numbered, each):
+        last = min(start + each, of.numbered) - 1
+        best = start + strength[start : last + 1].argmax(0)
+        values.append(of.values[best, np.arange(len(best))])
+        names.append(f"head {start}–{last}" if last > start else of.names[start])
+    shown = np.array([*values, *of.values[of.numbered :]])
+    of = replace(of, names=[*names, *(of.names[at] for at in rest)], values=shown)
+    return replace(of, numbered=len(names)), f"a cell is the strongest of {each} heads"
 
 
 # files
@@ -262,49 +259,47 @@ def _fewer(of: Map, most: int | None) -> tuple[Map, str]:
 
 def attribution_page(report: AttributeReport, title: str) -> bytes:
     """Every map and the strongest terms as one HTML file. `title` names the model."""
-    terms = sorted(report.terms, key=lambda term: -abs(term.value))[:100]
+
+    def numbers(values: np.ndarray) -> list[list[float | None]]:
+        return [[finite(value, DIGITS) for value in row] for row in values.tolist()]
+
     data = {
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.tokens],
         "corrupted": [token(one) for one in report.corrupted or ()],
         "maps": [
-            {
-                "title": one.title,
-                "names": one.names,
-                "columns": one.columns,
-                "values": [[finite(v, DIGITS) for v in row] for row in one.values.tolist()],
-                "places": [[finite(v, DIGITS) for v in row] for row in one.fractions().tolist()],
-            }
+            {"title": one.title, "names": one.names, "columns": one.columns,
+             "values": numbers(one.values), "places": numbers(one.fractions())}
             for one in maps(report)
         ],
-        "terms": [[term_words(report, one), finite(one.value, DIGITS)] for one in terms],
+        "terms": [
+            [term_words(report, one), finite(one.value, DIGITS)]
+            for one in _by_size(report)[:IN_THE_PAGE]
+        ],
         "checks": checks(report.checks),
-    }
+    }  # fmt: skip
     return page("attribute", f"Attribution: {title}", data)
 
 
 def attribution_png(report: AttributeReport, title: str) -> bytes:
-    """The first map as a PNG file, and the strongest terms in the footer. `title` names the model.
-    """
-    of, _ = _fewer(maps(report)[0], png.MOST_TOKENS)
-    names = [png.fitted(name, png.LEAST, 200) for name in of.names]
+    """The first map as a PNG file, the strongest terms in its footer. `title` names the model."""
+    of, note = pooled(maps(report)[0], png.MOST_TOKENS)
+    names, top = [png.fitted(name, png.LEAST, 200) for name in of.names], png.TOP
     left = png.MARGIN + round(max(png.width(name, png.LEAST) for name in names)) + 16
-    room = png.WIDE - left - png.MARGIN - png.bar_width(of.scale, png.SMALL) - 40
-    side = max(8, min(SIDE, room // len(of.columns)))
-    right, bottom = left + side * len(of.columns), png.TOP + side * len(names)
-    width = max(png.NARROW, right + 40 + png.bar_width(of.scale, png.SMALL) + png.MARGIN)
-    sheet = png.Sheet(width, max(bottom, png.TOP + 200) + png.FOOT)
-    sheet.headings(f"Attribution: {' · '.join(_headline(report))}", title)
-    sheet.cells((left, png.TOP), of.fractions(), side, diverging=True)
+    bar = 40 + png.bar_width(of.scale, png.SMALL) + png.MARGIN
+    side = max(8, min(SIDE, (png.WIDE - left - bar) // len(of.columns)))
+    right, high = left + side * len(of.columns), max(200, side * len(names))
+    sheet = png.Sheet(max(png.NARROW, right + bar), top + high + png.FOOT)
+    sheet.headings(f"Attribution: {next(_headline(report))}", title)
+    sheet.cells((left, top), of.fractions(), side, diverging=True)
     for row, name in enumerate(names):
-        sheet.text((left - 12, png.TOP + side * row + side // 2), name, png.LEAST, png.QUIET, "rm")
+        sheet.text((left - 12, top + side * row + side // 2), name, png.LEAST, png.QUIET, "rm")
     for at in range(0, len(of.columns), -(-40 // side)):
-        place = left + side * at + side // 2, png.TOP - 16
+        place = left + side * at + side // 2, top - 16
         sheet.text(place, of.columns[at], png.TINY, png.QUIET, "mm")
-    sheet.colour_bar((right + 40, png.TOP), max(160, bottom - png.TOP), of.scale, png.SMALL)
-    terms = sorted(report.terms, key=lambda term: -abs(term.value))[:5]
-    words = ", ".join(f"{term_words(report, one)} {_signed(one.value)}" for one in terms)
-    sums = "; so far has a scale of its own" if of.sums else ""
-    sheet.footer(f"{of.title}{sums}; {words}", report.ok)
+    sheet.colour_bar((right + 40, top), high, of.scale, png.SMALL)
+    terms = (f"{term_words(report, one)} {_signed(one.value)}" for one in _by_size(report)[:5])
+    parts = [of.title, *["so far has a scale of its own"] * of.sums, *filter(None, [note])]
+    sheet.footer(f"{'; '.join(parts)}; {', '.join(terms)}", report.ok)
     return sheet.png()
