@@ -61,17 +61,13 @@ class DiffOptions(FileOptions):
 
     panel: ClassVar[str] = "Diff"
     prompt_b: str | None = opt(
-        None,
-        "--prompt-b TEXT",
-        "B is the same model with another prompt.",
+        None, "--prompt-b TEXT", "B is the same model with another prompt.",
         excludes=("--against", "--weights"),
-    )
+    )  # fmt: skip
     against: Literal["transformers", "llama.cpp"] | None = opt(
-        None,
-        "--against ENGINE",
-        "B is another engine with the same weights.",
+        None, "--against ENGINE", "B is another engine with the same weights.",
         excludes=("--weights",),
-    )
+    )  # fmt: skip
     weights: bool = opt(False, "--weights", "Compare the parameters, without a text.")
     every: bool = opt(False, "--all", "Show every layer, token and parameter.")
     save: str | None = opt(
@@ -103,8 +99,7 @@ def command(
     from llmcli.commands.diff.view import render_diff
 
     look = Inspection("diff", diff, FILES, output)
-    first, second, prompt = _sides(sides, prompt, model, diff)
-    names = [name for name in VARIED if getattr(first, name) != getattr(second, name)]
+    first, second, prompt, how = _sides(sides, prompt, model, diff)
     given = Prompt(None) if diff.weights else prompt_or_default(prompt, look.out.note)
     if sides.second is not None:
         if given.conversation is not None:
@@ -118,29 +113,25 @@ def command(
     a = look.load(first, lambda config: None, text=text)
     b = a if first is second else load_model(second, look.out, text=text).model
     report = _measured(look, a, b, given, diff, special, model.context_length)
-    how = [
-        f"--{name.replace('_', '-')} {one}"
-        for name, value in ((name, getattr(second, name)) for name in names)
-        for one in (value if isinstance(value, list) else [value])
-    ]
-    report = replace(report, b=report.b or b.describe(), how=report.how or " ".join(how))
+    report = replace(report, b=report.b or b.describe(), how=how)
     look.others = () if b is a else (b,)
     for other in look.others:
         note_edits(other, look.out)
-    held = counted(len(report.tokens), "prediction")
+    parameters = counted(len(report.parameters), "parameter")
     look.present(
         lambda: render_diff(report, look.title, every=diff.every),
         report,
-        counted(len(report.parameters), "parameter") if diff.weights else held,
+        parameters if diff.weights else counted(len(report.tokens), "prediction"),
     )
 
 
 def _sides(
     sides: SidesArguments, prompt: PromptOptions, model: ModelOptions, diff: DiffOptions
-) -> tuple[ModelOptions, ModelOptions, PromptOptions]:
-    """The options of A and B, which are one object for one model; a single argument is the text.
+) -> tuple[ModelOptions, ModelOptions, PromptOptions, str]:
+    """The options of A and B, one object for one model; the text; what tells B from A.
 
-    Raises UsageError for what is named twice, and where nothing tells A from B.
+    A single argument is the text. Raises UsageError for what is named twice, and where nothing
+    tells A from B.
     """
     if sides.second is not None:
         named = {"-m": model.model, "--prompt-b": diff.prompt_b, "--against": diff.against}
@@ -149,8 +140,8 @@ def _sides(
                 f"A and B are named already, and so `{twice}` is one too many",
                 hint="leave it out, or put a text of several words in quotes",
             )
-        a = replace(model, model=sides.first)
-        return a, replace(model, model=sides.second, revision=None), prompt
+        a, b = replace(model, model=sides.first), replace(model, model=sides.second, revision=None)
+        return a, b, prompt, ""
     if sides.first is not None and (diff.weights or prompt.ids is not None):
         raise UsageError(
             f"`{'--weights' if diff.weights else '--ids'}` takes no text: `{sides.first}`",
@@ -158,15 +149,21 @@ def _sides(
         )
     prompt = replace(prompt, prompt=sides.first)
     if diff.prompt_b is not None or diff.against is not None:
-        return model, model, prompt
+        return model, model, prompt, f"--against {diff.against}" if diff.against else "--prompt-b"
     plain = {name: getattr(ModelOptions(), name) for name in VARIED}
-    if all(getattr(model, name) == value for name, value in plain.items()):
+    changed = {name: getattr(model, name) for name in VARIED if getattr(model, name) != plain[name]}
+    if not changed:
         raise UsageError(
             "A and B are the same: no option tells them apart",
             hint="name two models, or give for example `--quantize int4`, `--prompt-b` or "
             "`--against`",
         )
-    return replace(model, **plain), model, prompt
+    how = [
+        f"--{name.replace('_', '-')} {one}"
+        for name, value in changed.items()
+        for one in (value if isinstance(value, list) else [value])
+    ]
+    return replace(model, **plain), model, prompt, " ".join(how)
 
 
 def _measured(
@@ -178,9 +175,10 @@ def _measured(
     special: SpecialOptions,
     context: int | None,
 ) -> DiffReport:
-    """Its `b` is empty where B is a model."""
+    """Without how B is told from A, and what it is, if a model."""
     from llmcli.commands.diff.measure import Side, measure_diff, measure_weights
     from llmcli.inspect.windows import CHUNK, edit_windows
+    from llmcli.measure.peers import open_peer, read_by
 
     if diff.weights:
         look.plan(exports(a, 0), "use a shorter text")
@@ -203,25 +201,19 @@ def _measured(
         found.append(Side(model=model, ids=ids, spans=spans))
     look.plan(exports(a, len(found[0].ids)), "use a shorter text")
     with ExitStack() as stack:
-        b_of, how = {}, "--prompt-b" * aligned
+        engine = {}
         if diff.against is not None:
-            from llmcli.measure.peers import open_peer, read_by
-
             peer = stack.enter_context(closing(open_peer(diff.against, a)))
-            found[1] = replace(found[1], read=read_by(peer))
-            b_of, how = members(peer.info), f"--against {diff.against}"
+            engine, found[1] = members(peer.info), replace(found[1], read=read_by(peer))
         progress = stack.enter_context(Progress(look.out))
         report = measure_diff(
             *found, window=window, stride=window // 2, aligned=aligned, progress=progress
         )
-    return replace(report, b=b_of, how=how)
+    return replace(report, b=engine)
 
 
 def exports(model: Model, tokens: int) -> dict[str, Export]:
-    """The files, by their kinds, of a text of so many tokens, or of parameters (0).
-
-    Sizes are as measured.
-    """
+    """The files, by their kinds, of a text of so many tokens, or of parameters (0), as measured."""
     from llmcli.commands.diff.view import diff_page
     from llmcli.graph.graph import graph
     from llmcli.inspect.windows import CHUNK
@@ -233,6 +225,5 @@ def exports(model: Model, tokens: int) -> dict[str, Export]:
     written = [name for name in of.nodes if of.written(name)]
     streams = sum(".resid_" in name for name in written)
     size = 2700 + 295 * tokens + streams * (125 + 23 * min(tokens, CHUNK)) + 160 * len(written)
-    if not tokens:
-        size = 2700 + 145 * len(of.parameters)
+    size = size if tokens else 2700 + 145 * len(of.parameters)
     return {"html": Export(size=17_000 + size * 12 // 13, make=make), "json": Export(size=size)}

@@ -6,7 +6,7 @@ Letters: T tokens of one forward call, V vocabulary, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.diff.report import (
-    Alignment,
     DiffReport,
     Divergence,
     NodeDiff,
@@ -68,12 +67,7 @@ class Side:
 
 
 def measure_diff(
-    a: Side,
-    b: Side,
-    *,
-    window: int,
-    stride: int,
-    aligned: bool = False,
+    a: Side, b: Side, *, window: int, stride: int, aligned: bool = False,
     progress: Progress = no_progress,
 ) -> DiffReport:
     """B beside A, without what B is.
@@ -81,48 +75,46 @@ def measure_diff(
     Where both have the same ids they read them chunk by chunk side by side, in windows as
     `predictions` does. `aligned`: their texts are two prompts of at most `CHUNK` tokens. Else only
     their scores are compared. Raises NotFinite, and UsageError where nothing is aligned.
-    """
+    """  # fmt: skip
+    most, alignment = min(CHUNK, window), None
     tokens: list[TokenDiff] = []
-    same, alignment, places = list(a.ids) == list(b.ids), None, _at(0, min(len(a.ids), CHUNK))
+    same, places = list(a.ids) == list(b.ids), _at(0, min(len(a.ids), most))
     if aligned:
         alignment, places = align(a.ids, b.ids)
-        of_a, of_b = (side.ready()(len(side.ids))(side.ids) for side in (a, b))
-        rows_a, rows_b = (list(at) for at in zip(*places, strict=True))
-        tokens += _tokens(a, b, [(i + 1, j + 1) for i, j in places], of_a[rows_a], of_b[rows_b])
+        at = list(zip(*places, strict=True))
+        logits = [one.ready()(len(one.ids))(one.ids)[[*at[i]]] for i, one in enumerate((a, b))]
+        tokens += _tokens(a, b, [(i + 1, j + 1) for i, j in places], *logits)
     elif same:
-        both = predictions([a.ready(), b.ready()], a.ids, window, stride, beyond=True)
-        for position, logits in both:
+        readers = [a.ready(), b.ready()]
+        for position, logits in predictions(readers, a.ids, window, stride, beyond=True):
             tokens += _tokens(a, b, _at(position, len(logits[0])), *logits)
             progress("reading", position, len(a.ids))
-    if same:
-        score_a, score_b = (
-            TextScore.of([None, *logprobs][: len(a.ids)], side.spans)
-            for side, logprobs in ((a, [one.a for one in tokens]), (b, [one.b for one in tokens]))
-        )
-    else:
-        score_a, score_b = (_score(side, window, stride) for side in (a, b))
-    off = [0.0 if one.a == one.b else abs(one.a - one.b)
-           for one in tokens if one.a is not None and one.b is not None]  # fmt: skip
+    pairs = [(one.a, one.b) for one in tokens]
+    known = [(of_a, of_b) for of_a, of_b in pairs if of_a is not None and of_b is not None]
+    logprobs = zip(*pairs, strict=True) if same else (_logprobs(s, window, stride) for s in (a, b))
+    score_a, score_b = (
+        TextScore.of([None, *found][: len(side.ids)], side.spans)
+        for side, found in zip((a, b), logprobs, strict=True)
+    )
     report = DiffReport(
         score_a=score_a, score_b=score_b, same_tokens=same, tokens=tuple(tokens),
-        largest_difference=max(off, default=None), alignment=alignment,
-        divergence=divergence(tokens) if tokens else None,
-        checks=(_itself(a), *([_not_negative(tokens)] if tokens else ())),
+        largest_difference=max((0.0 if x == y else abs(x - y) for x, y in known), default=None),
+        alignment=alignment, divergence=divergence(tokens) if tokens else None,
+        checks=(_itself(a, most), *([_not_negative(tokens)] if tokens else ())),
     )  # fmt: skip
     if not tokens or b.read is not None or not comparable(a.model, b.model):
         return report
-    activations = _Activations(a.model, b.model, b.ids[:CHUNK], places, progress)
-    return activations.added(report, a.ids[:CHUNK])
+    return _with_activations(report, a, b, most, places, progress)
 
 
 def _at(first: int, count: int) -> Places:
     return [(at, at) for at in range(first, first + count)]
 
 
-def align(a: Sequence[int], b: Sequence[int]) -> tuple[Alignment, Places]:
+def align(a: Sequence[int], b: Sequence[int]) -> tuple[tuple[int, int], Places]:
     """All positions of two equally long prompts, else those of a common beginning and end.
 
-    Raises UsageError where these have neither.
+    Also how many are of the beginning and of the end. Raises UsageError where there are none.
     """
     first = least = min(len(a), len(b))
     if len(a) != len(b):
@@ -134,34 +126,31 @@ def align(a: Sequence[int], b: Sequence[int]) -> tuple[Alignment, Places]:
             hint="give prompts of the same length, or with a common beginning or end",
         )
     ends = [(len(a) - n, len(b) - n) for n in range(last, 0, -1)]
-    return Alignment(beginning=first, end=last), [*_at(0, first), *ends]
+    return (first, last), [*_at(0, first), *ends]
 
 
 # predictions
 
 
-def _score(side: Side, window: int, stride: int) -> TextScore:
-    logprobs: list[float | None] = [None]
+def _logprobs(side: Side, window: int, stride: int) -> list[float]:
+    found: list[float] = []
     for position, (logits_TV,) in predictions([side.ready()], side.ids, window, stride):
         ids = side.ids[position : position + len(logits_TV)]
-        logprobs += chosen(logits_TV.log_softmax(-1), ids, position, side.model.dtype)[0]
-    return TextScore.of(logprobs, side.spans)
+        found += chosen(logits_TV.log_softmax(-1), ids, position, side.model.dtype)[0]
+    return found
 
 
-def _tokens(a: Side, b: Side, places: Places, a_TV: Tensor, b_TV: Tensor) -> Iterator[TokenDiff]:
-    """Of predictions for the tokens at these places, by their logits.
+def _tokens(a: Side, b: Side, places: Places, *logits: Tensor) -> Iterator[TokenDiff]:
+    """Of predictions for the tokens at these places, by the logits `[T, V]` of A and B.
 
     The vocabulary is what both have: an embedding may be padded beyond it.
     """
-    vocabulary = min(a_TV.shape[1], b_TV.shape[1])
-    token = cache(lambda id: Token(id=id, text=a.model.token_text(id)))
-    device = float64_device(a_TV.device)
+    vocabulary, device = min(one.shape[1] for one in logits), float64_device(logits[0].device)
+    spelled_a, spelled_b = (cache(one.model.token_text) for one in (a, b))
     for first in range(0, len(places), AT_ONCE):
-        some = places[first : first + AT_ONCE]
-        logs = [
-            one[first : first + AT_ONCE, :vocabulary].to(device, torch.float64).log_softmax(-1)
-            for one in (a_TV, b_TV)
-        ]
+        rows = slice(first, first + AT_ONCE)
+        some = places[rows]
+        logs = [one[rows, :vocabulary].to(device, torch.float64).log_softmax(-1) for one in logits]
         tops = [log.argmax(-1).tolist() for log in logs]
         next_ids = [
             a.ids[i] if i < len(a.ids) and j < len(b.ids) and a.ids[i] == b.ids[j] else None
@@ -169,18 +158,19 @@ def _tokens(a: Side, b: Side, places: Places, a_TV: Tensor, b_TV: Tensor) -> Ite
         ]
         known = [id or 0 for id in next_ids]
         (a_T, rank_a), (b_T, rank_b), (_, b_in_a), (_, a_in_b) = (
-            chosen(logs[side], ids, some[0][0], (a, b)[side].model.dtype)
+            chosen(logs[side], ids, some[0][side], (a, b)[side].model.dtype)
             for side, ids in ((0, known), (1, known), (0, tops[1]), (1, tops[0]))
         )
         kl, reverse = divergences(*logs).tolist(), divergences(*reversed(logs)).tolist()
         for at, id in enumerate(next_ids):
-            own: dict[str, Any] = dict.fromkeys(("a", "b", "rank_a", "rank_b"))
-            if id is not None:
-                own = {"a": a_T[at], "b": b_T[at], "rank_a": rank_a[at], "rank_b": rank_b[at]}
+            there = id is not None
             yield TokenDiff(
-                position=some[at][0], id=id, text="" if id is None else token(id).text, **own,
-                kl=kl[at], reverse_kl=reverse[at], top_a=token(tops[0][at]),
-                top_b=token(tops[1][at]), top_a_in_b=a_in_b[at], top_b_in_a=b_in_a[at],
+                position=some[at][0], id=id, text="" if id is None else spelled_a(id),
+                a=a_T[at] if there else None, rank_a=rank_a[at] if there else None,
+                b=b_T[at] if there else None, rank_b=rank_b[at] if there else None,
+                kl=kl[at], reverse_kl=reverse[at], top_a_in_b=a_in_b[at], top_b_in_a=b_in_a[at],
+                top_a=Token(id=tops[0][at], text=spelled_a(tops[0][at])),
+                top_b=Token(id=tops[1][at], text=spelled_b(tops[1][at])),
             )  # fmt: skip
 
 
@@ -208,25 +198,26 @@ def divergence(tokens: Sequence[TokenDiff]) -> Divergence:
     )  # fmt: skip
 
 
-def _itself(a: Side) -> ViewCheck:
+def _itself(a: Side, most: int) -> ViewCheck:
     """A's first tokens, read twice: nothing may differ."""
-    ids, off = a.ids[:SAMPLE], {}
+    ids, off = a.ids[: min(SAMPLE, most)], {}
     for position, both in predictions([a.ready()] * 2, ids, len(ids) + 1, 1, beyond=True):
         for one in _tokens(a, a, _at(position, len(both[0])), *both):
             ranks = one.top_a_in_b + one.top_b_in_a - 2.0
             off[one.position] = max(abs(one.kl), abs(one.reverse_kl), ranks)
     at = max(off, key=off.__getitem__)
     words = f"A read twice is A: {counted(len(ids), 'token')}"
-    where = f"position {at}"
-    return ViewCheck(name="itself", words=words, value=off[at], tolerance=0.0, where=where)
+    return ViewCheck(
+        name="itself", words=words, value=off[at], tolerance=0.0, where=f"position {at}"
+    )
 
 
 def _not_negative(tokens: Sequence[TokenDiff]) -> ViewCheck:
-    lowest = min(tokens, key=lambda one: min(one.kl, one.reverse_kl))
+    lowest, at = min((min(one.kl, one.reverse_kl), one.position) for one in tokens)
+    words = f"no divergence is negative: {2 * len(tokens):,} of them"
     return ViewCheck(
-        name="divergence", words=f"no divergence is negative: {2 * len(tokens):,} of them",
-        value=max(0.0, -min(lowest.kl, lowest.reverse_kl)), tolerance=NEGATIVE,
-        where=f"position {lowest.position}",
+        name="divergence", words=words, value=max(0.0, -lowest), tolerance=NEGATIVE,
+        where=f"position {at}",
     )  # fmt: skip
 
 
@@ -235,113 +226,104 @@ def _not_negative(tokens: Sequence[TokenDiff]) -> ViewCheck:
 
 def comparable(a: Model, b: Model) -> bool:
     """Whether they have the same activations and parameters, of the same sizes."""
-    first, second = (
-        (
-            [(node.name, node.axes) for node in graph(one.config).nodes.values()],
-            [graph(one.config).sizes(layer) for layer in (None, *range(len(one.config.layers)))],
-            {name: one.decoder.weight(name).shape for name in _held(one)},
-        )
-        for one in (a, b)
-    )
-    return first == second
+
+    def shapes(one: Model) -> tuple[Any, ...]:
+        of, layers = graph(one.config), (None, *range(len(one.config.layers)))
+        nodes = [(node.name, node.axes) for node in of.nodes.values()]
+        weights = {name: one.decoder.weight(name).shape for name in _held(one)}
+        return nodes, [of.sizes(layer) for layer in layers], weights
+
+    return shapes(a) == shapes(b)
 
 
-class _Activations:
-    """A's residual stream is kept; B's activations come one by one, in execution order.
+def _with_activations(
+    report: DiffReport, a: Side, b: Side, most: int, places: Places, progress: Progress
+) -> DiffReport:
+    """The report with streams, nodes and B's check, of `most` tokens. Raises NotFinite.
 
-    Each is compared with what A's formula makes of B's own inputs, layer by layer; kept are those
-    that later ones are made of.
+    A's residual stream is kept. B's activations come one by one, in execution order, and are
+    compared layer by layer with what A's formulas make of B's own inputs; kept are those that later
+    ones are made of.
     """
+    ids, of = b.ids[:most], graph(b.model.config)
+    rows_a, rows_b = (list(at) for at in zip(*places, strict=True))
+    inputs = {
+        name: formula_inputs(a.model.config, [name]) | formula_inputs(b.model.config, [name])
+        for name in of.nodes
+        if of.written(name) or name in edited(b.model)
+    }
+    ops = {name: of.nodes[name].op for name in inputs}  # each once, where it has two names
+    left = [name for name in inputs if ops.get(of.nodes[name].shares or "") != ops[name]]
+    stream: dict[str, Tensor] = {}
+    emitted: dict[str, Tensor] = {}
+    streams: list[StreamDiff] = []
+    nodes: list[NodeDiff] = []
+    checks: list[ViewCheck] = []
 
-    def __init__(
-        self, a: Model, b: Model, ids: Sequence[int], places: Places, progress: Progress
-    ) -> None:
-        self._a, self._b, self._ids, self._progress = a, b, ids, progress
-        self._rows_a, self._rows_b = (list(at) for at in zip(*places, strict=True))
-        model = graph(b.config)
-        self._inputs = {
-            name: formula_inputs(a.config, [name]) | formula_inputs(b.config, [name])
-            for name in model.nodes
-            if model.written(name) or name in edited(b)
-        }
-        nodes = [model.nodes[name] for name in self._inputs]
-        ops = {node.name: node.op for node in nodes}  # each once, where it has two names
-        self._names = [one.name for one in nodes if ops.get(one.shares or "") != one.op]
-        self._stream: dict[str, Tensor] = {}
-        self._emitted: dict[str, Tensor] = {}
-        self._streams: list[StreamDiff] = []
-        self._nodes: list[NodeDiff] = []
-        self._checks: list[ViewCheck] = []
+    def keep(name: str, tensor: Tensor) -> None:
+        if ".resid_" in name:
+            stream[name] = tensor[0][rows_a]
 
-    def added(self, report: DiffReport, ids_a: Sequence[int]) -> DiffReport:
-        """The report with streams, nodes and B's check. Raises NotFinite."""
+    def settle() -> None:
+        ready = [name for name in left if name in emitted]
+        if ready:
+            progress("comparing activations", len(nodes), len(inputs))
+            checks.append(formula_checks(b.model, ids, emitted, ready, rows=CHECKED_ROWS))
+            nodes.extend(_node(a.model, b.model, ids, emitted, name) for name in ready)
+            left[:] = [name for name in left if name not in ready]
+            needed = {one for name in left for one in inputs[name]}
+            for name in emitted.keys() - needed:
+                del emitted[name]
 
-        def keep(name: str, tensor: Tensor) -> None:
-            if ".resid_" in name:
-                self._stream[name] = tensor[0]
-
-        Passes(self._a, ids_a).at_once(keep, logits="none", until=len(self._a.config.layers) - 1)
-        Passes(self._b, self._ids).at_once(self._watch, logits="all", until=None)
-        self._settle()
-        return replace(
-            report, activations=len(self._rows_a), streams=tuple(self._streams),
-            nodes=tuple(self._nodes), checks=(*report.checks, worst(self._checks)),
-        )  # fmt: skip
-
-    def _watch(self, name: str, tensor: Tensor) -> None:
+    def watch(name: str, tensor: Tensor) -> None:
         layer = layer_of(name)
-        if layer is not None and self._emitted and layer not in map(layer_of, self._emitted):
-            self._settle()
-        if name in self._inputs:
-            self._emitted[name] = tensor
-        if name in self._stream and layer is not None:
-            a_TD, b_TD = self._stream.pop(name)[self._rows_a], tensor[0][self._rows_b]
-            self._streams.append(_stream(name, layer, self._rows_a, a_TD, b_TD))
+        if layer is not None and emitted and layer not in map(layer_of, emitted):
+            settle()
+        if name in inputs:
+            emitted[name] = tensor
+        if name in stream and layer is not None:
+            streams.append(_stream(name, layer, rows_a, stream.pop(name), tensor[0][rows_b]))
 
-    def _settle(self) -> None:
-        ready = [name for name in self._names if name in self._emitted]
-        if not ready:
-            return
-        self._progress("comparing activations", len(self._nodes), len(self._inputs))
-        self._checks.append(
-            formula_checks(self._b, self._ids, self._emitted, ready, rows=CHECKED_ROWS)
-        )
-        self._nodes += map(self._node, ready)
-        self._names = [name for name in self._names if name not in ready]
-        needed = {one for name in self._names for one in self._inputs[name]}
-        self._emitted = {name: x for name, x in self._emitted.items() if name in needed}
+    a.ready()
+    Passes(a.model, a.ids[:most]).at_once(
+        keep, logits="none", until=len(a.model.config.layers) - 1
+    )
+    b.ready()
+    Passes(b.model, ids).at_once(watch, logits="all", until=None)
+    settle()
+    return replace(
+        report, activations=len(rows_a), streams=tuple(streams), nodes=tuple(nodes),
+        checks=(*report.checks, worst(checks)),
+    )  # fmt: skip
 
-    def _node(self, name: str) -> NodeDiff:
-        a, b, rule = self._a, self._b, rules(self._a.config)[name]
-        emitted = {one: x[0] for one, x in self._emitted.items()}
-        every = rules(a.config), self._ids, emitted, name, ROWS, len(self._ids)
-        names = _parameters(a, name)
-        formats = {tuple(one.decoder.weight(of).format for one in (a, b)) for of in names}
-        unlike = [one for pair in formats if len({*pair}) > 1 for one in pair]
-        rounded = max((EPS.get(one, math.inf) / 2 for one in unlike), default=0.0)
-        share, where, off, size = None, "", 0.0, 0.0
-        if rounded < math.inf:
-            share = 0.0
-            for own in kernels(b, *every, weights=a):
-                ours, theirs, allowed = compared(own, name, rounded)
-                shares = torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)
-                shares = shares.nan_to_num(math.inf, math.inf)
-                at = tuple(int(i) for i in np.unravel_index(int(shares.argmax()), shares.shape))
-                if float(shares[at]) >= share:
-                    share, (*front, row, column) = float(shares[at]), at
-                    where = symbol(name, *front, own.positions[row], column)
-        for own in kernels(a, *every):  # in A's arithmetic, which may be another one
-            ours, theirs = rule.tensor(own), own.kernel(name)
-            off += float((ours - theirs).where(ours != theirs, ours.new_zeros(())).square().sum())
-            size += float(ours.square().sum())
-        node = NodeDiff(name=name, error=_ratio(off, size), share=share, where=where)
-        if not node.differs:
-            return node
-        changed = (compare_parameter(a, b, one) for one in names)
-        formula = _formula(rule.op, graph(b.config).nodes[name].op)
-        return replace(
-            node, parameters=tuple(one for one in changed if one.error), formula=tuple(formula)
-        )
+
+def _node(
+    a: Model, b: Model, ids: Sequence[int], known: Mapping[str, Tensor], name: str
+) -> NodeDiff:
+    rule, names = rules(a.config)[name], _parameters(a, name)
+    every = rules(a.config), ids, {one: x[0] for one, x in known.items()}, name, ROWS, len(ids)
+    formats = [{one.decoder.weight(of).format for one in (a, b)} for of in names]
+    unlike = [one for pair in formats if len(pair) > 1 for one in pair]
+    rounded = max((EPS.get(one, math.inf) / 2 for one in unlike), default=0.0)
+    share, where, off, size = None, "", 0.0, 0.0
+    for own in kernels(b, *every, weights=a) if rounded < math.inf else ():
+        ours, theirs, allowed = compared(own, name, rounded)
+        shares = torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)
+        shares = shares.nan_to_num(math.inf, math.inf)
+        at = tuple(int(i) for i in np.unravel_index(int(shares.argmax()), shares.shape))
+        if share is None or float(shares[at]) >= share:
+            share, (*front, row, column) = float(shares[at]), at
+            where = symbol(name, *front, own.positions[row], column)
+    for own in kernels(a, *every):  # in A's arithmetic, which may be another one
+        ours, theirs = rule.tensor(own), own.kernel(name)
+        off += float((ours - theirs).where(ours != theirs, ours.new_zeros(())).square().sum())
+        size += float(ours.square().sum())
+    node = NodeDiff(name=name, error=_ratio(off, size), share=share, where=where)
+    if not node.differs:
+        return node
+    changed = (compare_parameter(a, b, one) for one in names)
+    formula = tuple(_formula(rule.op, graph(b.config).nodes[name].op))
+    return replace(node, parameters=tuple(one for one in changed if one.error), formula=formula)
 
 
 def _stream(
@@ -396,21 +378,21 @@ def compare_parameter(a: Model, b: Model, name: str) -> ParameterDiff:
     """A parameter of both, in float64 a part at a time."""
     there = [one.decoder.weight(name) if name in _held(one) else None for one in (a, b)]
     weights = [one for one in there if one is not None]
+    formats = [None if one is None else one.format for one in there]
     rows, *others = weights[0].shape
     off = size = 0.0
     changed: list[int] = []
     alike = len({one.shape for one in weights}) == 1 and len(weights) == 2
     step = max(1, (1 << 22) // max(1, math.prod(others)))
     for first in range(0, rows if alike else 0, step):
-        x, y = (one.dense(rows=slice(first, first + step)).to("cpu", torch.float64)
-                for one in weights)  # fmt: skip
+        part = slice(first, first + step)
+        x, y = (one.dense(rows=part).to("cpu", torch.float64) for one in weights)
         differ = (x != y).reshape(len(x), -1).any(1).nonzero()[:, 0].tolist()
         changed += [first + at for at in differ]
         off, size = off + float((y - x).square().sum()), size + float(x.square().sum())
     return ParameterDiff(
-        name=name, format_a=there[0].format if there[0] else None,
-        format_b=there[1].format if there[1] else None,
-        error=_ratio(off, size) if alike else None, rows=rows, differing_rows=len(changed),
+        name=name, format_a=formats[0], format_b=formats[1], rows=rows,
+        error=_ratio(off, size) if alike else None, differing_rows=len(changed),
         first_row=min(changed, default=None),
     )  # fmt: skip
 

@@ -67,16 +67,6 @@ class TokenDiff:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alignment:
-    """The tokens of two prompts that are compared: all of equally long ones (`beginning`), else
-    those of a common `beginning` and `end`.
-    """
-
-    beginning: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class StreamDiff:
     """The residual stream `name`: ‖B − A‖ / ‖A‖ of all tokens, and the mean cosine of the rows.
 
@@ -136,9 +126,11 @@ class DiffReport(Checked):
     """`b`: the second model, or engine, and what distinguishes it (`how`).
 
     `score_a`, `score_b`: how well they predict the text. With the `same_tokens` a token's two
-    log-probabilities differ by at most `largest_difference`. `streams` and `nodes` are of the first
-    `activations` tokens, in execution order; without any the two have other architectures, or B's
-    activations are unknown. `parameters`: with `--weights`, in execution order.
+    log-probabilities differ by at most `largest_difference`. `alignment`: the tokens of two prompts
+    that are compared, of their beginning (all, of equally long ones) and end. `streams` and `nodes`
+    are of the first `activations` tokens, in execution order; without any the two have other
+    architectures, or B's activations are unknown. `parameters`: with `--weights`, in execution
+    order.
     """
 
     b: Mapping[str, Any] = field(default_factory=dict)
@@ -148,7 +140,7 @@ class DiffReport(Checked):
     same_tokens: bool = False
     largest_difference: float | None = None
     divergence: Divergence | None = None
-    alignment: Alignment | None = None
+    alignment: tuple[int, int] | None = None
     tokens: tuple[TokenDiff, ...] = ()
     activations: int = 0
     streams: tuple[StreamDiff, ...] = ()

@@ -14,7 +14,7 @@ from llmcli.commands.diff.report import DiffReport, ParameterDiff, StreamDiff, T
 from llmcli.records.numbers import counted
 from llmcli.records.text import TextScore, Token
 from llmcli.ui.facts import model_line, score_number
-from llmcli.ui.layout import SEPARATOR, Column, Line, in_words, table
+from llmcli.ui.layout import SEPARATOR, Column, Line, Rows, in_words
 from llmcli.ui.numbers import number
 from llmcli.ui.page import checks, page
 from llmcli.ui.theme import FAINT, HEADING, one_line
@@ -51,22 +51,22 @@ def render_diff(report: DiffReport, title: str, *, every: bool) -> RenderableTyp
 
 
 def _scores(report: DiffReport, a: TextScore, b: TextScore) -> Iterator[list[str]]:
-    """Lines of both scores, of which one is better, of two prompts, and of the divergence."""
-    of, pairs = report.divergence, []
-    for words, unit in (("perplexity", ""), ("bits_per_byte", ""), ("mean_logprob", " nats")):
-        ours, theirs = getattr(a, words), getattr(b, words)
-        off = difference(ours, theirs)
-        change = f" ({off:+.4g})" if report.same_tokens and math.isfinite(off) else ""
-        shown = f"{score_number(ours)} → {score_number(theirs)}{unit}{change}"
-        pairs.append(f"{words.replace('_', ' ')} {shown}")
+    """Lines of both scores, of which one is better, or what is aligned, and of the divergence."""
+    off, pairs = {}, []
+    for name, unit in (("perplexity", ""), ("bits_per_byte", ""), ("mean_logprob", " nats")):
+        x, y = getattr(a, name), getattr(b, name)
+        off[name] = 0.0 if x == y else y - x  # of the same infinity, too
+        change = f" ({off[name]:+.4g})" * (report.same_tokens and math.isfinite(off[name]))
+        shown = f"{score_number(x)} → {score_number(y)}{unit}{change}"
+        pairs.append(f"{name.replace('_', ' ')} {shown}")
     yield [*pairs, f"{a.tokens_scored:,} scored"]
-    bits = difference(a.bits_per_byte, b.bits_per_byte)
-    nats = difference(a.mean_logprob, b.mean_logprob)
-    if (both := report.alignment) is not None:
-        first, rest = counted(both.beginning, "token"), f" and the last {both.end}" * (both.end > 0)
+    bits, nats, most = off["bits_per_byte"], off["mean_logprob"], report.largest_difference
+    if report.alignment is not None:
+        first, last = report.alignment
         total = f"{a.tokens_scored + 1} and {b.tokens_scored + 1}"
-        yield [f"aligned: the first {first}{rest}, of {total}"]
-    elif report.same_tokens and report.largest_difference == 0:
+        end = f" and the last {last}" * (last > 0)
+        yield [f"aligned: the first {counted(first, 'token')}{end}, of {total}"]
+    elif report.same_tokens and most == 0:
         yield ["identical: every token has the same logprob in both"]
     else:
         better = "nothing was scored that could be compared"
@@ -74,25 +74,20 @@ def _scores(report: DiffReport, a: TextScore, b: TextScore) -> Iterator[list[str
             better = f"{'B' if bits < 0 else 'A'} is better by {abs(bits):.4f} bits per byte"
         elif report.same_tokens and math.isfinite(nats):
             better = f"{'B' if nats > 0 else 'A'} is better: its mean logprob is higher"
-        most = report.largest_difference
         yield [better, *([] if most is None else [f"a token's logprob by at most {most:.6f}"])]
         if not report.same_tokens:
             yield ["A and B split the text into different tokens: only bits per byte compare"]
-    if of is not None:
+    if (of := report.divergence) is not None:
         quantiles = {"median": of.median, "90 %": of.p90, "99 %": of.p99, "99.9 %": of.p999}
         interval = f"{number(of.mean_low)} to {number(of.mean_high)}"
+        low, high = 100 * of.same_top_low, 100 * of.same_top_high
         yield [
             f"KL(A‖B) mean {number(of.mean)} nats ({interval})",
             *(f"{words} {number(value)}" for words, value in (quantiles | {"max": of.max}).items()),
             f"KL(B‖A) mean {number(of.reverse_mean)}",
-            f"same top token {100 * of.same_top:.1f} % ({100 * of.same_top_low:.1f} to "
-            f"{100 * of.same_top_high:.1f}) of {of.predictions:,}",
+            f"same top token {100 * of.same_top:.1f} % ({low:.1f} to {high:.1f}) "
+            f"of {of.predictions:,}",
         ]
-
-
-def difference(a: float, b: float) -> float:
-    """B's value minus A's; 0 where both are the same infinity."""
-    return 0.0 if a == b else b - a
 
 
 def _layers(report: DiffReport, every: bool) -> RenderableType:
@@ -100,27 +95,21 @@ def _layers(report: DiffReport, every: bool) -> RenderableType:
     layers: dict[int, dict[str, StreamDiff]] = {}
     for one in report.streams:
         layers.setdefault(one.layer, {})[one.name.rpartition(".resid_")[2]] = one
-    numbers = sorted(layers)
-    if not every and len(numbers) > LAYERS:
-        numbers = [numbers[round(at)] for at in np.linspace(0, len(numbers) - 1, LAYERS)]
-    names = sorted({name for one in layers.values() for name in one} - {"pre", "post"})
-
-    def error(name: str) -> Any:
-        return lambda of: number(layers[of][name].error) if name in layers[of] else "–"
-
-    def last(of: int) -> StreamDiff:
-        return list(layers[of].values())[-1]
-
-    columns: list[tuple[Column, Any]] = [
-        (Column("layer"), str),
-        (Column("‖Δ‖/‖A‖ pre"), error("pre")),
-        *((Column(name, drop=1), error(name)) for name in names),
-        (Column("post"), error("post")),
-        (Column("cosine"), lambda of: f"{last(of).cosine:.6f}"),
-        (Column("worst", drop=2), lambda of: number(last(of).worst)),
-        (Column("at", drop=3), lambda of: str(last(of).worst_at)),
-    ]
-    return table(numbers, columns)
+    shown = list(layers.items())
+    if not every and len(shown) > LAYERS:
+        shown = [shown[round(at)] for at in np.linspace(0, len(shown) - 1, LAYERS)]
+    names = sorted({name for of in layers.values() for name in of} - {"pre", "post"})
+    columns = [
+        Column("layer"), Column("‖Δ‖/‖A‖ pre"), *(Column(name, drop=1) for name in names),
+        Column("post"), Column("cosine"), Column("worst", drop=2), Column("at", drop=3),
+    ]  # fmt: skip
+    rows = []
+    for layer, of in shown:
+        last = [*of.values()][-1]
+        errors = [number(of[one].error) if one in of else "–" for one in ("pre", *names, "post")]
+        worst = number(last.worst), str(last.worst_at)
+        rows.append([str(layer), *errors, f"{last.cosine:.6f}", *worst])
+    return Rows(columns, rows)
 
 
 def _nodes(report: DiffReport, every: bool) -> Iterator[list[str]]:
@@ -129,52 +118,45 @@ def _nodes(report: DiffReport, every: bool) -> Iterator[list[str]]:
     faults = [one for one in report.nodes if one.differs]
     if faults:
         first, *others = faults
-        yield [
-            f"first difference: {first.where}, {first.share:,.3g} × what rounding explains",
-            *(f"{one.name} differs in {one.differing_rows:,} of {counted(one.rows, 'row')}, first "
-              f"{one.first_row}: ‖Δ‖/‖A‖ {number(one.error)}" for one in first.parameters),
-            *(f"its formula: {words}" for words in first.formula),
-            *["its formula and parameters are A's: an edit, or another kernel"]
-            * (not first.parameters and not first.formula),
-        ]  # fmt: skip
+        why = [
+            f"{one.name} differs in {one.differing_rows:,} of {counted(one.rows, 'row')}, first "
+            f"{one.first_row}: ‖Δ‖/‖A‖ {number(one.error)}"
+            for one in first.parameters
+        ] + [f"its formula: {words}" for words in first.formula]
+        share = f"{first.share:,.3g} × what rounding explains"
+        own = "its formula and parameters are A's: an edit, or another kernel"
+        yield [f"first difference: {first.where}, {share}", *(why or [own])]
         if others:
-            left = len(others) - len(others[:most])
-            yield [f"then {', '.join(one.name for one in others[:most])}"
-                   + f" and {left} more" * (left > 0)]
+            left = f" and {len(others) - NAMES} more" * (not every and len(others) > NAMES)
+            yield [f"then {', '.join(one.name for one in others[:most])}{left}"]
     elif report.alignment is not None or not any(one.error for one in report.streams):
         yield ["no difference but rounding: B's activations are what A makes of their inputs"]
     else:
         ranked = sorted(report.nodes, key=lambda one: -one.error)[:most]
         largest, *rest = (f"{one.name} {number(one.error)}" for one in ranked)
         known = all(one.share is not None for one in report.nodes)
-        explained = ["rounding explains every activation"] * known
-        yield [*explained, f"largest errors: {largest}", *rest]
+        yield [*["rounding explains every activation"] * known, f"largest errors: {largest}", *rest]
 
 
 def _tokens(tokens: Sequence[TokenDiff], every: bool) -> RenderableType:
     """The tokens with the largest divergence, or all in their order."""
-    shown = tokens if every else sorted(tokens, key=lambda one: -one.kl)[:TOKENS]
 
-    def logprob(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2f}"
+    def row(of: TokenDiff) -> list[str]:
+        token = "–" if of.id is None else in_words(Token(id=of.id, text=of.text))
+        logprobs = ["–" if one is None else f"{one:.2f}" for one in (of.a, of.b)]
+        tops = [
+            in_words(top) + f" ({rank:,})" * (rank > 1)
+            for top, rank in ((of.top_a, of.top_a_in_b), (of.top_b, of.top_b_in_a))
+        ]
+        return [str(of.position), token, number(of.kl), number(of.reverse_kl), *logprobs, *tops]
 
-    def top(of: Token, rank: int) -> str:
-        return in_words(of) + (f" ({rank:,})" if rank > 1 else "")
-
-    columns: list[tuple[Column, Any]] = [
-        (Column("#"), lambda of: str(of.position)),
-        (Column("token", right=False, cut=True, drop=3),
-         lambda of: "–" if of.id is None else in_words(Token(id=of.id, text=of.text))),
-        (Column("KL"), lambda of: number(of.kl)),
-        (Column("KL(B‖A)", drop=4), lambda of: number(of.reverse_kl)),
-        (Column("A", drop=2), lambda of: logprob(of.a)),
-        (Column("B", drop=2), lambda of: logprob(of.b)),
-        (Column("top of A", right=False, cut=True, drop=1),
-         lambda of: top(of.top_a, of.top_a_in_b)),
-        (Column("top of B", right=False, cut=True, drop=1),
-         lambda of: top(of.top_b, of.top_b_in_a)),
+    columns = [
+        Column("#"), Column("token", right=False, cut=True, drop=3), Column("KL"),
+        Column("KL(B‖A)", drop=4), Column("A", drop=2), Column("B", drop=2),
+        *(Column(f"top of {side}", right=False, cut=True, drop=1) for side in "AB"),
     ]  # fmt: skip
-    return table(shown, columns)
+    shown = tokens if every else sorted(tokens, key=lambda one: -one.kl)[:TOKENS]
+    return Rows(columns, [row(one) for one in shown])
 
 
 def _parameters(found: Sequence[ParameterDiff], every: bool) -> Iterator[RenderableType]:
@@ -182,16 +164,17 @@ def _parameters(found: Sequence[ParameterDiff], every: bool) -> Iterator[Rendera
     differ = [one for one in found if one.error != 0]
     shown = differ if every else differ[:PARAMETERS]
     yield Line([f"{len(found) - len(differ)} of {counted(len(found), 'parameter')} are equal"])
-    columns: list[tuple[Column, Any]] = [
-        (Column("parameter", right=False, cut=True), lambda of: of.name),
-        (Column("‖Δ‖/‖A‖"), lambda of: number(of.error)),
-        (Column("rows"), lambda of: f"{of.differing_rows:,} of {of.rows:,}"),
-        (Column("first", drop=1), lambda of: "–" if of.first_row is None else str(of.first_row)),
-        (Column("A", right=False, drop=2), lambda of: of.format_a or "–"),
-        (Column("B", right=False, drop=2), lambda of: of.format_b or "–"),
-    ]
+    columns = [
+        Column("parameter", right=False, cut=True), Column("‖Δ‖/‖A‖"), Column("rows"),
+        Column("first", drop=1), *(Column(side, right=False, drop=2) for side in "AB"),
+    ]  # fmt: skip
     if shown:
-        yield table(shown, columns)
+        yield Rows(columns, [
+            [one.name, number(one.error), f"{one.differing_rows:,} of {one.rows:,}",
+             "–" if one.first_row is None else str(one.first_row),
+             one.format_a or "–", one.format_b or "–"]
+            for one in shown
+        ])  # fmt: skip
     if len(shown) < len(differ):
         yield Text(f"… {len(differ) - len(shown)} more: --all or --json", style=FAINT)
 
