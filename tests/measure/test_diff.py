@@ -17,7 +17,9 @@ from llmcli.commands.diff import measure
 from llmcli.commands.diff.measure import Side, align, measure_diff, measure_weights
 from llmcli.commands.selftest.measure.arithmetic import copied
 from llmcli.config.attention import RopeConfig
+from llmcli.errors import NotFinite
 from llmcli.inspect import windows
+from llmcli.shell.running import edit_requests
 from llmcli.weights.dense import writable
 
 PROMPT = ids(1, 9)[0].tolist()
@@ -207,6 +209,39 @@ def test_prompts_are_aligned():
     assert not any(node.differs for node in report.nodes)
     assert report.streams[0].errors.tolist() == [0.0] * 4, "the same tokens"
     assert align(a, a[::-1])[1] == [(at, at) for at in range(5)]
+
+
+def test_edits_are_those_of_each_prompt():
+    model = small("llama")
+    model.edits = edit_requests(["blocks.0.mlp_out[T=-1]=zero"], model.config)
+    a, b = side(model, [1, 2, 3, 4]), side(model, [1, 2, 3, 4, 5])
+    report = measure_diff(a, b, window=64, stride=32, aligned=True)
+    assert [one.kl > 0 for one in report.tokens] == [False, False, False, True]
+    assert [bool(error) for error in report.streams[-1].errors] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_activations_are_those_of_the_context(count):
+    a, b = small("gpt2"), small("gpt2")
+    positions, tokens = a.config.embedding.positions, (PROMPT * 40)[:count]
+    report = diff(a, b, tokens, window=8, stride=4)
+    assert report.activations == min(8, count) < positions
+    assert len(report.tokens) == count
+    assert report.score_a.tokens_scored == count - 1
+    assert report.ok
+
+
+def test_nan_in_one_side_is_refused():
+    b = written("ln_final.w", lambda w: w[3:4].fill_(np.nan))(small("llama"))
+    with pytest.raises(NotFinite, match="the logits after token 0"):
+        diff(small("llama"), b)
+
+
+def test_each_side_spells_its_own_tokens(monkeypatch):
+    a, b = small("llama"), small("llama")
+    monkeypatch.setattr(type(a), "token_text", lambda self, id: "A" if self is a else "B")
+    texts = {(one.text, one.top_a.text, one.top_b.text) for one in diff(a, b).tokens[:-1]}
+    assert texts == {("A", "A", "B")}
 
 
 def test_other_tokens_have_scores_alone():

@@ -112,11 +112,47 @@ def command(
     text = not given.ids and not diff.weights
     a = look.load(first, lambda config: None, text=text)
     b = a if first is second else load_model(second, look.out, text=text).model
-    report = _measured(look, a, b, given, diff, special, model.context_length)
-    report = replace(report, b=report.b or b.describe(), how=how)
     look.others = () if b is a else (b,)
-    for other in look.others:
-        note_edits(other, look.out)
+
+    from llmcli.commands.diff.measure import Side, measure_diff, measure_weights
+    from llmcli.inspect.windows import CHUNK, edit_windows
+    from llmcli.measure.peers import open_peer, read_by
+
+    engine, found, tokens = None, [], 0
+    window, aligned = min(one.config.room(model.context_length) for one in (a, b)), False
+    if not diff.weights:
+        aligned, most = diff.prompt_b is not None, min(CHUNK, window)
+        if window < 2:
+            raise UsageError("a context of 1 token leaves nothing to predict from")
+        other = given
+        if diff.prompt_b is not None:
+            other = Prompt(text_argument(diff.prompt_b, "`--prompt-b`"))
+        for one, of in ((given, a), (other, b)):
+            ids, _, spans = as_it_stands(one, of, parse_special=not special.no_special)
+            if not ids or (aligned and len(ids) > most):
+                raise UsageError(
+                    f"the prompt has {len(ids)} tokens",
+                    hint=f"give 1 to {most}" if aligned else "give at least one character",
+                )
+            edit_windows(of, ids, most)
+            found.append(Side(model=of, ids=ids, spans=spans))
+        tokens = len(found[0].ids)
+    look.plan(exports(a, tokens), "use a shorter text")
+    with ExitStack() as stack:
+        if diff.against is not None:
+            peer = stack.enter_context(closing(open_peer(diff.against, a)))
+            engine, found[1] = members(peer.info), replace(found[1], read=read_by(peer))
+        progress = stack.enter_context(Progress(look.out))
+        report = (
+            measure_weights(a, b, progress)
+            if diff.weights
+            else measure_diff(
+                *found, window=window, stride=window // 2, aligned=aligned, progress=progress
+            )
+        )
+    report = replace(report, b=engine or b.describe(), how=how)
+    for of in look.others:
+        note_edits(of, look.out)
     parameters = counted(len(report.parameters), "parameter")
     look.present(
         lambda: render_diff(report, look.title, every=diff.every),
@@ -164,52 +200,6 @@ def _sides(
         for one in (value if isinstance(value, list) else [value])
     ]
     return replace(model, **plain), model, prompt, " ".join(how)
-
-
-def _measured(
-    look: Inspection,
-    a: Model,
-    b: Model,
-    given: Prompt,
-    diff: DiffOptions,
-    special: SpecialOptions,
-    context: int | None,
-) -> DiffReport:
-    """Without how B is told from A, and what it is, if a model."""
-    from llmcli.commands.diff.measure import Side, measure_diff, measure_weights
-    from llmcli.inspect.windows import CHUNK, edit_windows
-    from llmcli.measure.peers import open_peer, read_by
-
-    if diff.weights:
-        look.plan(exports(a, 0), "use a shorter text")
-        with Progress(look.out) as progress:
-            return measure_weights(a, b, progress)
-    window = min(one.config.room(context) for one in (a, b))
-    if window < 2:
-        raise UsageError("a context of 1 token leaves nothing to predict from")
-    aligned, most = diff.prompt_b is not None, min(CHUNK, window)
-    other = given if diff.prompt_b is None else Prompt(text_argument(diff.prompt_b, "`--prompt-b`"))
-    found = []
-    for prompt, model in ((given, a), (other, b)):
-        ids, _, spans = as_it_stands(prompt, model, parse_special=not special.no_special)
-        if not ids or (aligned and len(ids) > most):
-            raise UsageError(
-                f"the prompt has {len(ids)} tokens",
-                hint=f"give 1 to {most}" if aligned else "give at least one character",
-            )
-        edit_windows(model, ids, most)
-        found.append(Side(model=model, ids=ids, spans=spans))
-    look.plan(exports(a, len(found[0].ids)), "use a shorter text")
-    with ExitStack() as stack:
-        engine = {}
-        if diff.against is not None:
-            peer = stack.enter_context(closing(open_peer(diff.against, a)))
-            engine, found[1] = members(peer.info), replace(found[1], read=read_by(peer))
-        progress = stack.enter_context(Progress(look.out))
-        report = measure_diff(
-            *found, window=window, stride=window // 2, aligned=aligned, progress=progress
-        )
-    return replace(report, b=engine)
 
 
 def exports(model: Model, tokens: int) -> dict[str, Export]:

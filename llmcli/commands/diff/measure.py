@@ -282,7 +282,7 @@ def _with_activations(
         if name in inputs:
             emitted[name] = tensor
         if name in stream and layer is not None:
-            streams.append(_stream(name, layer, rows_a, stream.pop(name), tensor[0][rows_b]))
+            streams.append(_stream(name, layer, stream.pop(name), tensor[0][rows_b]))
 
     a.ready()
     Passes(a.model, a.ids[:most]).at_once(
@@ -326,19 +326,16 @@ def _node(
     return replace(node, parameters=tuple(one for one in changed if one.error), formula=formula)
 
 
-def _stream(
-    name: str, layer: int, positions: Sequence[int], a_TD: Tensor, b_TD: Tensor
-) -> StreamDiff:
+def _stream(name: str, layer: int, a_TD: Tensor, b_TD: Tensor) -> StreamDiff:
     device = float64_device(a_TD.device)
     a_TD, b_TD = a_TD.to(device, torch.float64), b_TD.to(device, torch.float64)
     off_T, size_T = (b_TD - a_TD).norm(dim=-1), a_TD.norm(dim=-1)
     errors_T = torch.where(off_T == 0, 0.0, off_T / size_T)
     cosines_T = torch.where(off_T == 0, 1.0, torch.cosine_similarity(a_TD, b_TD, dim=-1))
-    at = int(errors_T.argmax())
     return StreamDiff(
         name=name, layer=layer, cosine=float(cosines_T.mean()),
         error=_ratio(float(off_T.square().sum()), float(size_T.square().sum())),
-        worst=float(errors_T[at]), worst_at=positions[at], errors=errors_T.float().cpu().numpy(),
+        errors=errors_T.float().cpu().numpy(),
     )  # fmt: skip
 
 

@@ -70,15 +70,13 @@ class TokenDiff:
 class StreamDiff:
     """The residual stream `name`: ‖B − A‖ / ‖A‖ of all tokens, and the mean cosine of the rows.
 
-    `errors` `[T]`: of each token; the largest one is `worst`, at `worst_at`.
+    `errors` `[T]`: of each token, whose prediction is that of `DiffReport.tokens`.
     """
 
     name: str
     layer: int
     error: float
     cosine: float
-    worst: float
-    worst_at: int
     errors: Numbers
 
 

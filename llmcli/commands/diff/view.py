@@ -51,32 +51,25 @@ def render_diff(report: DiffReport, title: str, *, every: bool) -> RenderableTyp
 
 
 def _scores(report: DiffReport, a: TextScore, b: TextScore) -> Iterator[list[str]]:
-    """Lines of both scores, of which one is better, or what is aligned, and of the divergence."""
-    off, pairs = {}, []
+    """Lines of both scores, of the tokens in both, and of the divergence."""
+    same, pairs = report.same_tokens, []
     for name, unit in (("perplexity", ""), ("bits_per_byte", ""), ("mean_logprob", " nats")):
         x, y = getattr(a, name), getattr(b, name)
-        off[name] = 0.0 if x == y else y - x  # of the same infinity, too
-        change = f" ({off[name]:+.4g})" * (report.same_tokens and math.isfinite(off[name]))
+        compares = same or (name == "bits_per_byte" and report.alignment is None)
+        change = f" ({y - x:+.4g})" if compares and math.isfinite(y - x) else ""
         shown = f"{score_number(x)} → {score_number(y)}{unit}{change}"
         pairs.append(f"{name.replace('_', ' ')} {shown}")
     yield [*pairs, f"{a.tokens_scored:,} scored"]
-    bits, nats, most = off["bits_per_byte"], off["mean_logprob"], report.largest_difference
     if report.alignment is not None:
         first, last = report.alignment
         total = f"{a.tokens_scored + 1} and {b.tokens_scored + 1}"
         end = f" and the last {last}" * (last > 0)
         yield [f"aligned: the first {counted(first, 'token')}{end}, of {total}"]
-    elif report.same_tokens and most == 0:
-        yield ["identical: every token has the same logprob in both"]
-    else:
-        better = "nothing was scored that could be compared"
-        if math.isfinite(bits):
-            better = f"{'B' if bits < 0 else 'A'} is better by {abs(bits):.4f} bits per byte"
-        elif report.same_tokens and math.isfinite(nats):
-            better = f"{'B' if nats > 0 else 'A'} is better: its mean logprob is higher"
-        yield [better, *([] if most is None else [f"a token's logprob by at most {most:.6f}"])]
-        if not report.same_tokens:
-            yield ["A and B split the text into different tokens: only bits per byte compare"]
+    elif not same:
+        yield ["A and B split the text into different tokens: only bits per byte compare"]
+    elif (most := report.largest_difference) is not None:
+        alike = "identical: every token has the same logprob in both"
+        yield [f"a token's logprob differs by at most {most:.6f}" if most else alike]
     if (of := report.divergence) is not None:
         quantiles = {"median": of.median, "90 %": of.p90, "99 %": of.p99, "99.9 %": of.p999}
         interval = f"{number(of.mean_low)} to {number(of.mean_high)}"
@@ -107,7 +100,8 @@ def _layers(report: DiffReport, every: bool) -> RenderableType:
     for layer, of in shown:
         last = [*of.values()][-1]
         errors = [number(of[one].error) if one in of else "–" for one in ("pre", *names, "post")]
-        worst = number(last.worst), str(last.worst_at)
+        at = int(last.errors.argmax())
+        worst = number(float(last.errors[at])), str(report.tokens[at].position - 1)
         rows.append([str(layer), *errors, f"{last.cosine:.6f}", *worst])
     return Rows(columns, rows)
 
