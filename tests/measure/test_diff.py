@@ -19,6 +19,7 @@ from llmcli.commands.selftest.measure.arithmetic import copied
 from llmcli.config.attention import RopeConfig
 from llmcli.errors import NotFinite
 from llmcli.inspect import windows
+from llmcli.records.numbers import counted
 from llmcli.shell.running import edit_requests
 from llmcli.weights.dense import writable
 
@@ -134,7 +135,8 @@ def test_a_fault_is_named_in_another_arithmetic():
 
 
 @needs_kernels
-def test_a_bit_of_a_scale_is_named():
+def test_a_bit_of_a_scale_is_named(monkeypatch):
+    monkeypatch.setattr(measure, "PART", 1)
     name, generator = "blocks.1.attn.W_q", torch.Generator().manual_seed(0)
     config, formats = IN_BLOCKS["llama"]
     a, b = (random_model(config, formats=formats) for _ in range(2))
@@ -228,6 +230,7 @@ def test_activations_are_those_of_the_context(count):
     assert report.activations == min(8, count) < positions
     assert len(report.tokens) == count
     assert report.score_a.tokens_scored == count - 1
+    assert report.checks[0].words.endswith(f" {counted(min(8, count), 'token')}")
     assert report.ok
 
 

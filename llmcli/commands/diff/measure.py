@@ -40,6 +40,7 @@ from llmcli.records.text import TextScore, Token
 from llmcli.records.work import Progress, no_progress
 
 AT_ONCE = 32  # rows of logits in float64
+PART = 1 << 22  # numbers of a parameter in float64
 SAMPLE = 64  # tokens that A reads twice
 ROWS, CHECKED_ROWS = 64, 4  # of products: where A and B are compared, and where B is checked
 NEGATIVE = 1e-9  # nats that a divergence of equal predictions may be below 0, by its sum's rounding
@@ -380,7 +381,7 @@ def compare_parameter(a: Model, b: Model, name: str) -> ParameterDiff:
     off = size = 0.0
     changed: list[int] = []
     alike = len({one.shape for one in weights}) == 1 and len(weights) == 2
-    step = max(1, (1 << 22) // max(1, math.prod(others)))
+    step = max(1, PART // max(1, math.prod(others)))
     for first in range(0, rows if alike else 0, step):
         part = slice(first, first + step)
         x, y = (one.dense(rows=part).to("cpu", torch.float64) for one in weights)
