@@ -30,6 +30,7 @@ class Live(TorchDispatchMode):
             if one.untyped_storage().data_ptr() not in given:
                 self.largest = max(self.largest, one.untyped_storage().nbytes())
                 self.total += one.untyped_storage().nbytes()
+        self.made = [made for made in self.made if made() is not None]
         alive = [one for one in (made() for made in self.made) if one is not None]
         sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
         self.most = max(self.most, sum(sizes.values()))

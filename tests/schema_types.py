@@ -29,7 +29,6 @@ from typing import (
 
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
-from llmcli.commands.score.report import Comparison, Score
 from llmcli.records.document import member_metadata
 from llmcli.records.machine import Ceilings, Environment, MachineLoad
 from llmcli.records.ranges import Range
@@ -332,18 +331,12 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
             **HEAD, "anyOf": [{"required": ["model"]}, {"required": ["tokens", "timings"]}],
         },
     ),
-    "score": Document(
-        report="commands.score.report:Score", defines=(Score, Comparison),
+    "score": Document(report="commands.score.report:Score"),
+    "diff": Document(
+        report="commands.diff.report:DiffReport", judged=True,
         others={
-            "versus": {
-                "description": "the score of the second model",
-                "$ref": "#/$defs/Score", "required": ["model", "difference"],
-                "properties": {
-                    "model": WHOLE_MODEL, "difference": {"$ref": "#/$defs/Comparison"}
-                },
-            },
+            "b": either([WHOLE_MODEL, {"type": "object", "required": ["engine", "engine_version"]}])
         },
-        optional=("versus",),
     ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE

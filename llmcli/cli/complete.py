@@ -172,6 +172,8 @@ def _arguments(command: str, argument: Any, word: str, line: Sequence[str], befo
         return "words", tensor_names("tensor", word, line)
     if argument.metavar in ("A", "B"):
         return "paths", _files(word)
+    if argument.metavar in ("[A]", "[B]"):
+        return _models(word)
     if argument.metavar == "NAME...":
         from llmcli.checkpoints.catalog import CATALOG
 
@@ -179,14 +181,19 @@ def _arguments(command: str, argument: Any, word: str, line: Sequence[str], befo
     return "words", ()
 
 
+def _models(word: str, others: Sequence[str] = ()) -> Found:
+    """The names and files of models, after other words."""
+    from llmcli.checkpoints.catalog import CATALOG
+
+    names = chain(others, CATALOG, model_names())
+    return "files", chain(names, _files(word, WEIGHTS, model=True))
+
+
 def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
     """What the value of an option can be."""
     metavar, name = str(option.metavar or ""), str(option.name)
-    if name in ("model", "versus", "draft"):
-        from llmcli.checkpoints.catalog import CATALOG
-
-        names = chain(("ngram",) * ("ngram" in metavar), CATALOG, model_names())
-        return "files", chain(names, _files(word, WEIGHTS, model=True))
+    if name in ("model", "draft"):
+        return _models(word, ("ngram",) * ("ngram" in metavar))
     if name == "device":
         joint = {"selftest": "", "bench": "/"}.get(command, ",")  # of devices that share layers
         first = word[: word.rfind(joint) + 1] if joint else ""

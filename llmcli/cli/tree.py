@@ -49,6 +49,7 @@ COMMANDS = {
         "attribute": "What adds up to a logit: heads, MLPs, experts, biases.",
         "ablate": "What changes without a head, an MLP, an expert, a layer.",
         "patch": "Patch one prompt's activations into another: a map.",
+        "diff": "Two models, or one in two ways: where they part.",
     },
     "Measure": {
         "timing": "Profile a run: where the time goes, by phase, layer, part.",

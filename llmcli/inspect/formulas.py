@@ -107,7 +107,7 @@ def formula_checks(
     for name in listed:
         compared = [
             (worst_number(own, name), own)
-            for own in _parts(model, known, ids, single, name, rows, prompt)
+            for own in kernels(model, known, ids, single, name, rows, prompt)
         ]
         most, own = max(compared, key=lambda one: one[0].share)
         *front, row, column = most.index
@@ -138,7 +138,7 @@ def some_rows(rows: int | None, tokens: int) -> str:
     return "" if rows is None or rows >= tokens else f" (products: {rows} or more of {tokens} rows)"
 
 
-def _parts(
+def kernels(
     model: Model,
     known: Mapping[str, Rule[Any]],
     ids: Sequence[int],
@@ -146,6 +146,7 @@ def _parts(
     name: str,
     rows: int | None,
     prompt: int,
+    weights: Model | None = None,
 ) -> Iterator[Kernel]:
     """The tokens whose rows are compared, some at a time, with what their formula needs."""
     tokens = len(ids)
@@ -168,6 +169,7 @@ def _parts(
             positions=part,
             prompt_tokens=prompt,
             alone=[by_itself or at >= prompt for at in part],
+            weights=weights,
         )
 
 
@@ -195,16 +197,27 @@ def worst_number(own: Kernel, name: str) -> NumberCheck:
 
     Its index counts the rows that `own` has. Raises NotFinite for a NaN in it or in its inputs.
     """
-    rule = own.rules[name]
-    ours, theirs = rule.tensor(own), own.kernel(name)
-    halves = rule.halves(own, ours) if _is_narrow(own, name) else ours
-    allowed = _allowed(rule.magnitudes(own), halves, own, name).expand_as(ours)
-    ours = own.as_kept(name, ours, theirs, allowed)
+    ours, theirs, allowed = compared(own, name)
     # of what is allowed; 0 for equal numbers, −∞ of a mask too
     share = torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)
     # numpy's: PyTorch's imports sympy, half a second, to check its argument
     at = tuple(int(i) for i in np.unravel_index(int(share.argmax()), share.shape))
     return _found(own, name, at, ours[at], theirs[at], allowed[at])
+
+
+def compared(own: Kernel, name: str, rounded: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """A tensor by its formula and by the kernel, and what their difference may be.
+
+    `rounded`: by how much the parameters may differ, too, relative to each of them.
+    """
+    rule = own.rules[name]
+    ours, theirs = rule.tensor(own), own.kernel(name)
+    halves = rule.halves(own, ours) if _is_narrow(own, name) else ours
+    magnitudes = rule.magnitudes(own)
+    allowed = _allowed(magnitudes, halves, own, name).expand_as(ours)
+    if rounded:  # a row that is looked up has no terms
+        allowed = allowed + rounded * torch.maximum(magnitudes, ours.abs())
+    return own.as_kept(name, ours, theirs, allowed), theirs, allowed
 
 
 def number_found(own: Kernel, name: str, index: tuple[int, ...], value: float) -> NumberCheck:

@@ -41,6 +41,7 @@ class Kernel:
     `prompt_tokens` were computed in one call, every other one in a call of its own. `alone` says
     for every position whether its row was the only one that the formula in question was given.
     By default there are the rows of all tokens, computed in one call; a single row was alone.
+    `weights`: the model whose parameters the formulas have, if another one than the kernel's.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Kernel:
         positions: Sequence[int] | None = None,
         prompt_tokens: int | None = None,
         alone: Sequence[bool] | None = None,
+        weights: Model | None = None,
     ) -> None:
         self.model = model
+        self.weights = weights or model
         self.rules = rules
         self.graph = graph(model.config)
         self.ids = tuple(ids)
@@ -89,6 +92,7 @@ class Kernel:
             positions=positions,
             prompt_tokens=other.prompt_tokens,
             alone=alone,
+            weights=other.weights,
         )
 
     def at(self, position: int) -> Kernel:
@@ -185,7 +189,7 @@ class Kernel:
 
     def weight(self, name: str) -> Tensor:
         """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
-        stored = self.model.decoder.weight(name).dense()
+        stored = self.weights.decoder.weight(name).dense()
         return stored.mT if self._turned(name) else stored
 
     def _turned(self, name: str) -> bool:
@@ -195,17 +199,17 @@ class Kernel:
     def columns(self, name: str, which: slice) -> Tensor:
         """Some columns of a matrix, `[K, n]`: float64 on the CPU, a copy."""
         assert self._turned(name)
-        return exact(self.model.decoder.weight(name).dense(rows=which)).mT
+        return exact(self.weights.decoder.weight(name).dense(rows=which)).mT
 
     def size(self, name: str) -> tuple[int, int]:
         """Rows and columns of a matrix."""
-        columns, rows = self.model.decoder.weight(name).shape
+        columns, rows = self.weights.decoder.weight(name).shape
         return rows, columns
 
     def expert(self, name: str, expert: int) -> Tensor:
         """The matrix of one expert, `[K, N]`: float64 on the CPU, a copy."""
         assert self._turned(name)
-        return exact(self.model.decoder.weight(name).dense(rows=slice(expert, expert + 1))[0]).mT
+        return exact(self.weights.decoder.weight(name).dense(rows=slice(expert, expert + 1))[0]).mT
 
     def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
         """None: the inputs are the kernel's."""
@@ -213,8 +217,8 @@ class Kernel:
 
     def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a table, float64 on the CPU."""
-        ids = torch.tensor(rows, device=self.model.device)
-        return exact(self.model.decoder.weight(name).rows(ids))
+        ids = torch.tensor(rows, device=self.weights.device)
+        return exact(self.weights.decoder.weight(name).rows(ids))
 
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     contextmanager,
@@ -117,6 +117,24 @@ def open_peer(
     from llmcli.measure.llama_cpp import LlamaCpp
 
     return LlamaCpp(ours, flash_attn=flash_attn, **llama_cpp)
+
+
+def read_by(peer: PeerEngine) -> Callable[[int], Callable[..., Tensor]]:
+    """Reads texts of so many tokens one by one, for a peer has the logits of the last one."""
+
+    def begin(tokens: int) -> Callable[..., Tensor]:
+        peer.start(tokens, torch.get_num_threads(), 1)
+
+        def read(ids: Sequence[int], *, logits: bool = True) -> Tensor:
+            rows = []
+            for id in ids:
+                peer.step(id)
+                rows.append(peer.logits() if logits else torch.empty(0))
+            return torch.stack(rows)
+
+        return read
+
+    return begin
 
 
 _TEXTS, _TOKENS = 8, 32

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,6 +59,54 @@ class TokenLogprob(Token):
     top: tuple[Alternative, ...]
     margin: float | None
     tied: bool | None
+
+
+def covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
+    """Number of bytes of a text covered by the `spans` (start, end) of its tokens.
+
+    Spans of tokens that share a character overlap, so their total length may exceed the text.
+    """
+    total = reached = 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """How well a model predicts the scored tokens of a text.
+
+    `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN if nothing could be
+    scored.
+    """
+
+    tokens_scored: int
+    bytes_scored: int
+    mean_logprob: float
+    perplexity: float
+    bits_per_byte: float
+
+    @classmethod
+    def of(
+        cls, logprobs: Sequence[float | None], spans: Sequence[tuple[int, int]]
+    ) -> TextScore:
+        """Of tokens with these log-probabilities (None: not scored) and bytes (start, end)."""
+        known = [logprob for logprob in logprobs if logprob is not None]
+        pairs = zip(logprobs, spans, strict=True)
+        size = covered_bytes(span for logprob, span in pairs if logprob is not None)
+        total = math.fsum(known)
+        mean = total / len(known) if known else math.nan
+        perplexity = math.inf
+        with suppress(OverflowError):
+            perplexity = math.exp(-mean)
+        return cls(
+            tokens_scored=len(known),
+            bytes_scored=size,
+            mean_logprob=mean,
+            perplexity=perplexity,
+            bits_per_byte=-total / math.log(2) / size if size else math.nan,
+        )
 
 
 @dataclass(kw_only=True)

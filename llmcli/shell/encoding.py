@@ -258,6 +258,28 @@ def pieces(
     return text, tokenizer.pieces(text, add_bos=tokenizer.before_chat(text))
 
 
+def as_it_stands(
+    prompt: Prompt, model: TextInterface, *, parse_special: bool
+) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+    """Ids, texts and bytes (start, end) of a text's tokens, with no template but a conversation's.
+
+    Given ids have the bytes of what they spell, none without a tokenizer. Raises the errors of
+    `pieces` and of `check_tokenized`, and UsageError for an id that does not exist.
+    """
+    tokenizer = model.tokenizer
+    if prompt.ids:
+        check_ids(prompt.ids, model.config.vocab)
+        ids = list(prompt.ids)
+        found = [] if tokenizer is None else tokenizer.spelled(ids)
+        spans = [(piece.start, piece.end) for piece in found] or [(0, 0)] * len(ids)
+        return ids, [model.token_text(id) for id in ids], spans
+    options, tokenizer = ChatOptions(raw=True), need_tokenizer(tokenizer, model.name)
+    _, found = pieces(prompt, options, tokenizer, model.name, parse_special=parse_special)
+    ids = [piece.id for piece in found]
+    model.check_tokenized(ids)
+    return ids, [piece.text for piece in found], [(piece.start, piece.end) for piece in found]
+
+
 @contextmanager
 def name_conversation(prompt: Prompt) -> Iterator[None]:
     """Adds the file or line of the conversation to errors of its template."""

@@ -141,8 +141,10 @@ class Inspection(Subject):
     """One run of such a command. `kinds` are the files that it writes, by their endings.
 
     Raises UsageError for another file and for one that cannot be opened, before anything is read.
-    `path` and `kind` are of the file, None and empty without one.
+    `path` and `kind` are of the file, None and empty without one. `others`: models that ran, too.
     """
+
+    others: Sequence[Model] = ()
 
     def __init__(
         self, command: str, file: FileOptions, kinds: Sequence[str], output: ViewOutputOptions
@@ -234,7 +236,7 @@ class Inspection(Subject):
         self.out.present(
             view,
             members(report) if body is None else body,
-            **header(self.model.describe()),
+            **header(*(model.describe() for model in (self.model, *self.others))),
             checks=report.checks,
             file=file,
             hint=hint,

@@ -336,18 +336,6 @@ class Tokenizer:
             ) from error
 
 
-def covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
-    """Number of bytes of a text covered by the `spans` (start, end) of its tokens.
-
-    Spans of tokens that share a character overlap, so their total length may exceed the text.
-    """
-    total = reached = 0
-    for start, end in sorted(spans):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
 def clean(text: str) -> str:
     """`text` with lone surrogates (undecodable bytes of arguments and pipes) replaced by U+FFFD."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -103,6 +104,16 @@ def model_line(model: Mapping[str, Any]) -> str:
     edits = [one["edit"] for one in model.get("edits", ())]
     edited = f", edited: {', '.join(edits)}" if edits else ""
     return f"{model['name']} ({formats} on {model['device']}{how}){edited}"
+
+
+def score_number(value: float, why: str = "") -> str:
+    """Of a score: four decimals, of large numbers fewer: six digits say it all."""
+    if math.isnan(value):
+        return f"undefined{why}"
+    if math.isinf(value):
+        return str(value)  # `inf`, `-inf`, as in the table
+    digits = len(str(int(abs(value))))
+    return f"{value:.6g}" if digits > 9 else f"{value:.{min(4, max(0, 6 - digits))}f}"
 
 
 def confidence_legend(*, ties: bool = False) -> Text:

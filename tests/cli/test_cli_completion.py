@@ -309,7 +309,7 @@ def test_file_endings_are_those_of_the_command(cli, home):
         if str(option.metavar).startswith("FILE")
         and candidates([name, option.opts[-1]], "")[0] == "files"
     ]
-    assert len(written) == 10
+    assert len(written) == 11
     for command, option in written:
         offered = lines("fish", ["llmcli", command, option, f"{home}/new"])
         endings = {name.rpartition(".")[2] for name in offered}

@@ -303,6 +303,7 @@ UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 CUT = {
     "attention": "name fewer layers and heads with --layer and --head",
     "dump": "name fewer tensors with --name",
+    "diff": "use a shorter text",
     "lens": "choose fewer positions with `--position` or layers with `--layer`",
     "experts": "choose fewer positions with `--position` or layers with `--layer`",
 }
@@ -317,6 +318,8 @@ WRITTEN = [
     (["lens", "-m", "tiny", "-k", "1", "--position", ":20"], "json html", 0.1),
     (["lens", "-m", "tiny", "-k", "20", "--position", "-6:", PROGRAM], "json html", 0.1),
     (["lens", "-m", "tiny", "--mid", "--target", "next", "Hello"], "json html", 0.1),
+    (["diff", "-m", "tiny", "--dtype", "bfloat16", PROGRAM], "json html", 0.1),
+    (["diff", "-m", "tiny", "--dtype", "bfloat16", "--weights"], "json", 0.2),
     (["experts", "-m", "MIXTURE", "--random-weights", "some words, " * 25], "json", 0.25),
     (["experts", "-m", "MIXTURE", "--random-weights", "some words, " * 25], "html", 0.1),
 ]  # fmt: skip

@@ -193,13 +193,14 @@ def test_each_byte_of_the_text_is_scored_once(cli, tmp_path, text):
     tokenizer["added_tokens"][4] |= {"lstrip": True, "rstrip": True}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").unlink()
-    run = cli("score", "-m", str(folder), text, "--json", "--versus", str(folder))
-    report = run.json()
+    body = cli("score", "-m", str(folder), text, "--json").json()
     counted = len(text.encode()) - 1  # the first token, which nothing predicts, is one byte
-    for body in (report, report["versus"]):
-        assert body["bytes_scored"] == counted
-        nats = -sum(token["logprob"] for token in body["tokens"][1:])
-        assert body["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted)
+    assert body["bytes_scored"] == counted
+    nats = -sum(token["logprob"] for token in body["tokens"][1:])
+    assert body["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted)
+    both = cli("diff", str(folder), str(folder), text, "--json").json()
+    for side in (both["score_a"], both["score_b"]):
+        assert side["bits_per_byte"] == pytest.approx(body["bits_per_byte"])
     spelled = cli("score", "-m", str(folder), "--ids", "70,71,72", "--json").json()
     assert spelled["bytes_scored"] == 2
 
@@ -209,9 +210,12 @@ def test_each_byte_of_the_text_is_scored_once(cli, tmp_path, text):
 def test_a_long_text_needs_little_memory(cli, weighted, tmp_path, monkeypatch, argv):
     """A token is 250 bytes, of which JSON and the view make no second copy."""
 
-    def predicted(model, ids, first):
-        for at in range(first, len(ids)):
-            yield -0.5 - at / 7, 1000 + at
+    def predicted(readers, ids, window, stride):
+        for at in range(1, len(ids)):
+            yield at, [torch.zeros(1, 300)]
+
+    def found(logprobs, ids, position, dtype):
+        return [-0.5 - position / 7], [1000 + position]
 
     plain = llmcli.commands.score.measure.measure_score
 
@@ -222,7 +226,8 @@ def test_a_long_text_needs_little_memory(cli, weighted, tmp_path, monkeypatch, a
         return score
 
     held, count = [], 50_000
-    monkeypatch.setattr("llmcli.commands.score.measure._window", predicted)
+    monkeypatch.setattr("llmcli.commands.score.measure.predictions", predicted)
+    monkeypatch.setattr("llmcli.commands.score.measure.chosen", found)
     monkeypatch.setattr("llmcli.commands.score.measure.measure_score", counted)
     monkeypatch.setattr("llmcli.shell.streams.write", lambda text, flush=True: None)
     (tmp_path / "long.txt").write_text("ab cd" * (count // 5))

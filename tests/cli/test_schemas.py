@@ -33,7 +33,7 @@ RUNS, WRONG = (
 )
 
 # keys that a document may go without, and objects whose keys are names of things
-OPTIONAL = {"pattern", "scores", "logprobs", "versus", "index"}
+OPTIONAL = {"pattern", "scores", "logprobs", "index"}
 NAMED = {"metadata", "metrics", "rows", "origins", "skipped", "unlabelled", "checks",
          "settings"}  # fmt: skip
 
@@ -113,7 +113,7 @@ SHORT = (
     "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
     "attention of one token", "experts", "lens", "dump parameter", "load", "load check of a file",
     "info", "info of a file", "info families",
-    "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
+    "generate", "score", "diff", "diff weights", "tokens", "env", "ladder", "explain", "timing",
     "models", "models pull", "models pull, in part", "models path", "models rm", "models prune",
     "bench compare, slower",
 )  # fmt: skip
@@ -127,7 +127,7 @@ def test_what_a_command_prints(name, document):
         assert not_refused(shortened(said), command) == []
     if name == "bench compare, slower":
         assert all(said[key] for key in ("differences", "unsaid", "tests", "lone"))
-    if name == "score versus":  # new keys may come
+    if name == "score":  # new keys may come
         more = said | {"new": 1, "model": said["model"] | {"new": None}}
         more["tokens"] = [token | {"new": []} for token in said["tokens"]]
         assert errors(more, command) == []

@@ -12,6 +12,7 @@ from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.graph.graph import graph
 from llmcli.inspect.passes import remembered
+from llmcli.inspect.windows import CHUNK
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 
@@ -363,7 +364,7 @@ def test_norm_and_head_are_computed_where_a_prompt_ends_and_nowhere_else(read, l
         assert [name for name in names if name.startswith(("ln_final", "logits"))] == ends
 
 
-@pytest.mark.parametrize("count", [16, 17, 18, 2 * score.CHUNK + 9])  # the trained length is 16
+@pytest.mark.parametrize("count", [16, 17, 18, 2 * CHUNK + 9])  # the trained length is 16
 def test_scores_are_those_of_one_pass(read, count):
     """About the trained length: the last token is not read, but it chooses LongRoPE's factors."""
     ids = [at % VOCAB for at in range(count)]

@@ -1,7 +1,6 @@
 """Scoring against one plain pass over the whole text, and windows against a list of rules."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +9,10 @@ from hypothesis import strategies as st
 from small_models import random_model
 from zoo import MODELS, VOCAB
 
-from llmcli.commands.score import measure as scoring
-from llmcli.commands.score.measure import compare, measure_score, windows
-from llmcli.text.tokenizer import covered_bytes
+from llmcli.commands.score.measure import measure_score
+from llmcli.inspect import windows as scoring
+from llmcli.inspect.windows import windows
+from llmcli.records.text import covered_bytes
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +84,3 @@ def test_windows_score_every_token_once_with_enough_before_it(count, window, dat
 def test_bytes_that_tokens_share_count_once(found):
     spans = [(start, start + size) for start, size in found]
     assert covered_bytes(spans) == len({byte for span in spans for byte in range(*span)})
-
-
-def test_models_that_find_a_token_impossible_are_alike(model):
-    score = scored(model, ids_of(9))
-    token = replace(score.tokens[1], logprob=-math.inf)
-    impossible = replace(score, tokens=(score.tokens[0], token), mean_logprob=-math.inf)
-    same = compare(impossible, impossible)
-    assert (same.mean_logprob, same.largest_difference) == (0, 0), "not NaN"

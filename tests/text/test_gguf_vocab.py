@@ -12,6 +12,7 @@ from text_fixtures import check_pieces, clear_error, metadata, table
 
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
+from llmcli.records.text import covered_bytes
 from llmcli.text import load_tokenizer
 from llmcli.text.added import AddedToken, AddedTokens
 from llmcli.text.gguf import from_gguf
@@ -19,7 +20,6 @@ from llmcli.text.hf import from_directory
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.sentencepiece import check_charsmap, fields, message, number, parse_pieces
 from llmcli.text.stream import StreamDecoder
-from llmcli.text.tokenizer import covered_bytes
 
 CONTROL, USER, UNUSED, BYTE = 3, 4, 5, 6
 

@@ -1,8 +1,10 @@
-"""How well a model predicts a text, and two models on one text."""
+"""How well a model predicts a text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from llmcli.records.text import TextScore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,29 +30,13 @@ class ScoreTimings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(TextScore):
     """How well a model predicts a text. Logarithms are natural, bits are base 2.
 
-    `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN if nothing could be
-    scored. `window` and `stride`: the most tokens seen at once, and by how many it moves.
+    `window` and `stride`: the most tokens seen at once, and by how many it moves.
     """
 
     tokens: tuple[ScoredToken, ...]
-    tokens_scored: int
-    bytes_scored: int
-    mean_logprob: float
-    perplexity: float
-    bits_per_byte: float
     window: int
     stride: int
     timings: ScoreTimings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The second model's values minus the first's; per token only if the tokens are the same."""
-
-    bits_per_byte: float
-    mean_logprob: float | None
-    largest_difference: float | None
-    same_tokens: bool

@@ -1,0 +1,1 @@
+"""`llmcli diff`: two models, or one model in two ways."""
