@@ -166,10 +166,12 @@ def test_what_is_counted_and_what_is_ablated():
     pattern = measure_ablation(model, [IDS], what=["blocks.0.attn.pattern"], by="zero")
     without = measure_ablation(model, [IDS], what=["blocks.0.attn.z"], by="zero")
     assert red(pattern.checks) == set()
+    scores = measure_ablation(model, [IDS], what=["blocks.0.attn.scores"], by="zero")
+    assert red(scores.checks) == set(), "no token sees a later one"
     assert [one.value for one in pattern.effects] == pytest.approx(
         [one.value for one in without.effects], abs=1e-9
     )
-    with pytest.raises(UsageError, match="keys and numbers of experts have no `mean`"):
+    with pytest.raises(UsageError, match="`--by mean` fits no activation with"):
         measure_ablation(model, [IDS], what=["blocks.0.attn.pattern"])
 
 

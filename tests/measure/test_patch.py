@@ -130,9 +130,10 @@ def test_a_path_is_the_senders_part_of_what_the_receiver_reads(kind):
             assert cell.number == pytest.approx(number, abs=1e-9), cell
         moved = {cell.position for cell in report.cells if abs(cell.value) > 1e-9}
         assert moved == ({6} if to.endswith("post") else {4, 5, 6})
-    same = patch(model, "attn_out", to=parse_edit("0.attn.k=zero", Names(model.config)))
-    after = [cell.value for cell in same.cells if cell.layer]
-    assert after == pytest.approx([0.0] * len(after), abs=1e-9), "the receiver comes before"
+    same = patch(model, to=parse_edit("0.attn.k=zero", Names(model.config)))
+    assert same.ok
+    assert any(cell.value for cell in same.cells if not cell.layer)
+    assert not any(cell.value for cell in same.cells if cell.layer), "the receiver comes before"
 
 
 def test_prompts_are_aligned():
