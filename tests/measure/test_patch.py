@@ -166,6 +166,13 @@ def test_refused(more, words):
         patch(random_model(MODELS["llama"]), **more)
 
 
+def test_a_receiver_after_the_prompt():
+    model = random_model(MODELS["llama"])
+    to = parse_edit("1.attn.q[T=7]=zero", Names(model.config))
+    with pytest.raises(UsageError, match="the prompt has 7 tokens"):
+        patch(model, to=to)
+
+
 def test_the_map():
     """Rows are positions, or heads; those before the first difference are one."""
     model = random_model(MODELS["llama"])

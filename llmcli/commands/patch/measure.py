@@ -262,6 +262,11 @@ class _Both:
         request, decoder = replace(self._request.to, verb="from"), self.model.decoder
         ((name, given),) = request.places.items()
         places = known_places(given, len(self.ids), request)
+        if (dict(places)["T"][0] or 0) >= len(self.ids):
+            raise UsageError(
+                f"`--to {request.text}`: the prompt has {counted(len(self.ids), 'token')}",
+                hint=f"positions go from 0 to {len(self.ids) - 1}; -1 is the last",
+            )
         unchanged = Edit(name=name, fn=lambda x, positions: x)
         found, held = list[Edit | None]([None] * len(edits)), decoder.edits
         for sender in self._request.names:
