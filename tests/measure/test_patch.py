@@ -1,5 +1,8 @@
 """Patching: each cell is one pass with one edit, the ends are the two runs, faults turn it red."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from covers import KINDS
@@ -17,6 +20,7 @@ from llmcli.graph.names import Names
 from llmcli.inspect.sweep import Sweep
 from llmcli.nn.step import Edit
 from llmcli.shell.answer import Answer
+from llmcli.ui.maps import pooled
 
 CLEAN, CORRUPTED = (5, 17, 3, 17, 42, 8, 30), (5, 17, 9, 17, 42, 8, 30)
 LONGER = (5, 17, 9, 11, 17, 42, 8, 30)  # 3 of these are as the last 4 of CLEAN
@@ -186,6 +190,10 @@ def test_the_map():
     assert len(strongest(report)) == 5
     heads = patch_map(patch(model, "z"))
     assert heads.values.shape == (model.config.layers[0].attention.heads, len(model.config.layers))
+    for whole in (heads, replace(heads, values=-heads.values)):
+        few, _ = pooled(whole, 3)
+        assert len(few.names) < len(heads.names)
+        assert np.array_equal(abs(few.values).max(0), abs(whole.values).max(0)), "the strongest"
 
 
 def one_position_off(monkeypatch):
