@@ -177,6 +177,12 @@ def test_a_receiver_after_the_prompt():
         patch(model, to=to)
 
 
+def test_nothing_is_shared_where_rotations_depend_on_the_length():
+    report = patch(random_model(MODELS["longrope"]), prompts=((5, 17, 3, 30), (5, 17, 9, 11, 30)))
+    assert report.ok, report.checks
+    assert report.first == 0
+
+
 def test_the_map():
     """Rows are positions, or heads; those before the first difference are one."""
     model = random_model(MODELS["llama"])
