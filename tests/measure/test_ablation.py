@@ -139,7 +139,13 @@ def test_many_prompts_have_their_mean_and_its_interval():
         assert effect.value == pytest.approx(float(values.mean()), abs=1e-6)
         assert effect.high - effect.value == pytest.approx(error, rel=1e-4, abs=1e-6)
         assert effect.value - effect.low == pytest.approx(error, rel=1e-4, abs=1e-6)
-    means = measure._means(model, prompts, places(model.config, ["blocks.0.attn.z"]))
+    what = ["blocks.0.attn.z"]
+    pair = measure_ablation(model, prompts[:2], by="resample", what=what)
+    turns = [measure_ablation(model, [ids], by="resample", other=other, what=what)
+             for ids, other in ((IDS, OTHER), (OTHER, IDS))]  # fmt: skip
+    both = zip(*([one.value for one in turn.effects] for turn in turns), strict=True)
+    assert [one.value for one in pair.effects] == pytest.approx(list(map(fmean, both)))
+    means = measure._means(model, prompts, places(model.config, what))
     rows = torch.cat([emitted(model, ids)["blocks.0.attn.z"] for ids in prompts], -2)
     torch.testing.assert_close(means["blocks.0.attn.z", None][:, 0], rows.mean(-2))
 
@@ -166,10 +172,12 @@ def test_what_is_counted_and_what_is_ablated():
     pattern = measure_ablation(model, [IDS], what=["blocks.0.attn.pattern"], by="zero")
     without = measure_ablation(model, [IDS], what=["blocks.0.attn.z"], by="zero")
     assert red(pattern.checks) == set()
+    scores = measure_ablation(model, [IDS], what=["blocks.0.attn.scores"], by="zero")
+    assert red(scores.checks) == set(), "no token sees a later one"
     assert [one.value for one in pattern.effects] == pytest.approx(
         [one.value for one in without.effects], abs=1e-9
     )
-    with pytest.raises(UsageError, match="keys and numbers of experts have no `mean`"):
+    with pytest.raises(UsageError, match="`--by mean` fits no activation with"):
         measure_ablation(model, [IDS], what=["blocks.0.attn.pattern"])
 
 

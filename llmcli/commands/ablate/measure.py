@@ -79,7 +79,10 @@ class Place:
             part[mask] = rows[torch.arange(int(mask.count_nonzero())) % len(rows)]
         else:
             at = ... if self.index is None else self.index
-            part[at] = rows[..., positions.flatten() % rows.shape[-2], :][at]
+            hidden = torch.isneginf(part[at])  # scores of later tokens
+            part[at] = rows[..., positions.flatten() % rows.shape[-2], :][at].masked_fill(
+                hidden, -torch.inf
+            )
         return x
 
 
@@ -152,7 +155,10 @@ def measure_ablation(
     every = places(model.config, what)
     nodes = [graph(model.config)[name] for place in every for name in place.names]
     if by != "zero" and any("S" in node.axes or node.integer for node in nodes):
-        raise UsageError(f"keys and numbers of experts have no `{by}`", hint="use `--by zero`")
+        raise UsageError(
+            f"`--by {by}` fits no activation with a number for each key, nor numbers of experts",
+            hint="use `--by zero`",
+        )
     mean, read = _means(model, prompts, every) if by == "mean" else {}, _read(every)
     found: list[dict[int, float]] = []
     plains, answers = [], set[int | None]()

@@ -104,7 +104,7 @@ def strongest(report: AblateReport) -> list[Effect]:
 
 
 def _interval(one: Effect) -> str:
-    return "" if one.low is None else f" [{signed(one.low)}, {signed(one.high or 0.0)}]"
+    return "" if one.high is None else f" ±{number(one.high - one.value)}"
 
 
 def effect_words(report: AblateReport, one: Effect) -> str:

@@ -175,6 +175,11 @@ def measured(
 
     config, answer, to = look.model.config, asked.parse(look.model), None
     if patch.to is not None:
+        if "=" in patch.to.rpartition("]")[2]:
+            raise UsageError(
+                f"`--to {patch.to}` says what the receiver becomes, which the senders do",
+                hint="name it alone, such as `8.attn.q[H=3]`",
+            )
         to = replace(parse_edit(f"{patch.to}=zero", Names(config)), text=patch.to)
         if len(to.places) > 1:
             raise UsageError(

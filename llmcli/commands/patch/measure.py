@@ -114,7 +114,9 @@ def measure_patch(
     sweep = Sweep(model, both.ids, since=both.first, rows=rows, progress=progress)
     cells = both.cells()
     patched = [cell for cell in cells if cell.at is None or cell.at >= both.first]
-    edits = both.received([both.edit(cell) for cell in patched], sweep.run)
+    reached = zip(patched, both.received(list(map(both.edit, patched)), sweep.run), strict=True)
+    to_run = {cell: edit for cell, edit in reached if edit is not None}
+    edits = list(to_run.values())
     nothing = Edit(name=request.names[len(request.names) // 2], fn=lambda x, positions: x)
     found, apart = [0.0] * (len(edits) + 2), 0.0
     for some, logits in sweep.run([*edits, nothing, both.everything]):
@@ -122,7 +124,7 @@ def measure_patch(
             found[number] = both.number(logits_V)
             if number == len(edits):
                 apart = float((logits_V - both.base_V).abs().max())
-    after = dict(zip(patched, found, strict=False))
+    after = dict(zip(to_run, found, strict=False))
     judged = {cell: both.judged(cell, after.get(cell, both.before)) for cell in cells}
     versus = both.answer.versus
     return PatchReport(
@@ -248,21 +250,28 @@ class _Both:
             value=(number - corrupted) / (clean - corrupted),
         )
 
-    def received(self, edits: Sequence[Edit], run: Run) -> list[Edit]:
+    def received(self, edits: Sequence[Edit], run: Run) -> Sequence[Edit | None]:
         """For each sender's edit one of the receiver: what reaches it from there directly.
 
         That is the receiver's value where, beside the sender, only the stream and the receiver
-        itself change: what all others add to the stream is as in the base.
+        itself change: what all others add to the stream is as in the base. None where the
+        receiver comes before the sender.
         """
         if self._request.to is None:
-            return list(edits)
+            return edits
         request, decoder = replace(self._request.to, verb="from"), self.model.decoder
         ((name, given),) = request.places.items()
         places = known_places(given, len(self.ids), request)
+        if (dict(places)["T"][0] or 0) >= len(self.ids):
+            raise UsageError(
+                f"`--to {request.text}`: the prompt has {counted(len(self.ids), 'token')}",
+                hint=f"positions go from 0 to {len(self.ids) - 1}; -1 is the last",
+            )
         unchanged = Edit(name=name, fn=lambda x, positions: x)
-        found, seen, held = [unchanged] * len(edits), dict[str, Tensor](), decoder.edits
+        found, held = list[Edit | None]([None] * len(edits)), decoder.edits
         for sender in self._request.names:
             own = [number for number, edit in enumerate(edits) if edit.name == sender]
+            seen = dict[str, Tensor]()
             rows = [(at, at) for at in range(len(self.ids))]
             frozen = [
                 Edit(name=one, fn=_put(self._base[one], len(self.ids), rows))
@@ -358,8 +367,10 @@ class _Both:
 
         index = {pair[0]: at for at, pair in enumerate(self.pairs)}
         at = None if cell.position is None else index[cell.position]
-        edits = self.received([self.edit(Cell(cell.name, at, cell.head))], run)
-        ((_, logits),) = run(edits)
+        (edit,) = self.received([self.edit(Cell(cell.name, at, cell.head))], run)
+        if edit is None:
+            return self.before
+        ((_, logits),) = run([edit])
         return self.number(logits[0, -1].double().cpu())
 
 
