@@ -45,7 +45,7 @@ class Gradients:
     the gradients at `names`, float64 on the CPU, of those that the number depends on. `apart`: how
     far the stream after each block, as evaluated, is from the one that was written, relative.
 
-    Raises UsageError for a model with edits, and OutOfMemory.
+    Raises UsageError for a model with edits, where an operation has no gradient, and OutOfMemory.
     """
 
     def __init__(
@@ -149,6 +149,13 @@ class Gradients:
                 known[node.name] = made.view_as(made)
             elif node.name in needed:
                 made = self._rules[node.name].tensor(values)
+                reads = any(known[name].requires_grad for name in node.op.inputs)
+                if reads and not (made.requires_grad or node.integer):
+                    raise UsageError(
+                        f"`{node.name}` is evaluated as a whole, without a gradient",
+                        hint="attribution without gradients, and exact patching, take any "
+                        "operation",
+                    )
                 # rows of a table are where the way back ends
                 known[node.name] = made if node.op.inputs else made.requires_grad_()
         last, inputs = nodes[-1].name, [n for n in known if n in self._names | entering]

@@ -250,7 +250,7 @@ def test_text_around_a_surprising_token_is_cut_between_characters():
     tokens = [ScoredToken(id=457, text=text, logprob=-1.0, rank=2) for text in texts]
     whole = re.compile(r"\\n|\\x1b|\\xe6|日| ?457|[\[\]]")
     for width in range(31, 90):
-        _, *lines = lines_of(Surprising([tokens], range(40)), width=width)
+        _, *lines = lines_of(Surprising(tokens, range(40)), width=width)
         assert len(lines) == 40
         assert max(map(cell_len, lines)) <= width
         for line in lines:
