@@ -63,14 +63,15 @@ def command(
     Logarithms are natural; rank 1 is the likeliest token. A text longer than the context is
     read in overlapping windows.
     """
-    from llmcli.commands.score.measure import measure_score
     from llmcli.commands.score.view import render_score
-    from llmcli.inspect.windows import edit_windows
 
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
     text = (prompt_or_default if on_terminal else read_prompt)(prompt, out.note)
     loaded = load_model(model, out, text=not text.ids).model
+    from llmcli.commands.score.measure import measure_score
+    from llmcli.inspect.windows import edit_windows
+
     window, stride = score.windows(loaded.config.room(model.context_length))
     ids, texts, spans = as_it_stands(text, loaded, parse_special=not special.no_special)
     tokenizer = loaded.tokenizer
