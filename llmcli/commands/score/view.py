@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import accumulate
 from typing import Any
 
@@ -32,8 +33,8 @@ def render_score(score: Score, model: Mapping[str, Any], *, every: bool) -> Rend
     parts, tokens = _totals(score, model_line(model), every), score.tokens
     if every or len(tokens) <= SHORT:
         return Group(*parts, _table(score))
-    scored = [at for at, token in enumerate(tokens) if token.logprob is not None]
-    worst = sorted(scored, key=lambda at: tokens[at].logprob or 0.0)[:SURPRISING]
+    scored = (at for at, token in enumerate(tokens) if token.logprob is not None)
+    worst = nsmallest(SURPRISING, scored, key=lambda at: tokens[at].logprob or 0.0)
     return Group(*parts, Surprising(tokens, worst))
 
 
