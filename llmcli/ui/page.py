@@ -23,11 +23,10 @@ from llmcli.ui.theme import one_line, quoted
 
 SCRIPTS = {
     "attention": ("common", "cells", "heads", "matrix", "token", "attention"),
-    "attribute": ("common", "attribute"),
     "diff": ("common", "diff"),
     "experts": ("common", "experts"),
     "lens": ("common", "lens"),
-    "patch": ("common", "attribute"),
+    "maps": ("common", "maps"),
 }
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import warnings
 from html.parser import HTMLParser
+from importlib import resources
 
 import children
 import numpy as np
@@ -31,6 +32,7 @@ from llmcli.commands.experts.view import experts_page, experts_png
 from llmcli.commands.lens.view import lens_page
 from llmcli.config.attention import visible_pairs
 from llmcli.ops.attention import visible_keys
+from llmcli.ui.page import SCRIPTS, page
 from llmcli.ui.palette import VIRIDIS
 from llmcli.ui.png import MOST_TOKENS
 
@@ -115,6 +117,15 @@ def test_a_page_names_nothing_outside_itself_and_runs_its_own_script_alone(kind)
     (script,) = ["".join(text) for _, a, text in parts.kind("script") if "type" not in a]
     for name, text in (("script", script), ("style", style)):
         assert f"{name}-src 'sha256-{digest(text)}'" in policy
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_what_a_script_looks_up_by_its_id_is_in_the_page(kind):
+    folder = resources.files("llmcli") / "assets" / "pages"
+    script = "".join((folder / f"{name}.js").read_text("utf-8") for name in SCRIPTS[kind])
+    found = Parts(page(kind, TITLE, {}).decode()).found
+    ids = {attributes.get("id") for _, attributes, _ in found}
+    assert set(re.findall(r'\$\("([\w-]+)"\)', script)) <= ids
 
 
 def test_tokens_are_data_and_never_html_and_what_has_no_value_is_null():

@@ -136,7 +136,7 @@ def ablation_page(report: AblateReport, title: str) -> bytes:
         ],
         "checks": checks(report.checks),
     }
-    return page("attribute", f"Ablation: {title}", data)
+    return page("maps", f"Ablation: {title}", data)
 
 
 def ablation_png(report: AblateReport, title: str) -> bytes:

@@ -169,7 +169,7 @@ def attribution_page(report: AttributeReport, title: str) -> bytes:
         ],
         "checks": checks(report.checks),
     }
-    return page("attribute", f"Attribution: {title}", data)
+    return page("maps", f"Attribution: {title}", data)
 
 
 def attribution_png(report: AttributeReport, title: str) -> bytes:

@@ -156,6 +156,10 @@ def patch_page(report: PatchReport, title: str) -> bytes:
         for cell in cells
     ]
     data = {
+        "heading": "Patching",
+        "terms_heading": "The strongest places",
+        "note": "Cells are what the patch changes of the answer, 0 nothing; numbers on the right: "
+        "0 corrupted, 1 clean.",
         "title": f"{title} · {report.dtype}",
         "words": list(_headline(report)),
         "tokens": [token(one) for one in report.clean],
@@ -166,7 +170,7 @@ def patch_page(report: PatchReport, title: str) -> bytes:
         ],
         "checks": checks(report.checks),
     }
-    return page("patch", f"Patching: {title}", data)
+    return page("maps", f"Patching: {title}", data)
 
 
 def patch_png(report: PatchReport, title: str) -> bytes:

@@ -1,4 +1,4 @@
-// Attribution: maps of layers and heads, or of layers and positions, and the strongest terms.
+// Maps of layers and heads, or of layers and positions, and the strongest terms or places.
 const state = { map: 0 };
 
 function cell(map, row, column) {
