@@ -13,7 +13,6 @@ from torch import Tensor
 
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, UsageError
-from llmcli.inspect.edits import apply_edits
 from llmcli.model import Model, dtype_name
 
 CHUNK = 256  # tokens of one forward call: bounds the logits to CHUNK × V numbers
@@ -43,6 +42,10 @@ def edit_windows(model: Model, ids: Sequence[int], window: int) -> None:
 
     Raises UsageError for an edit at positions of such a text, and the errors of `apply_edits`.
     """
+    if not model.edits:
+        return
+    from llmcli.inspect.edits import apply_edits
+
     apply_edits(model, [ids], window)
     for edit in model.edits:
         positions = edit.prompt is not None or any(map(edit.ends, edit.places))

@@ -38,9 +38,9 @@ _TAKEN = {torch.float32: 5e-5, torch.bfloat16: 8 * 2**-8, torch.float16: 8 * 2**
 
 
 class KernelFailed(LlmcliError, RuntimeError):
-    """A Triton kernel could not be compiled or launched (exit 1); it is off by then.
+    """A Triton kernel could not be compiled or launched (exit 1).
 
-    That of sampling alone, any other with all the others.
+    By then all kernels are off; if it was the one for sampling, only that one.
     """
 
     usual_hint = f"run it again with `{native.TRITON_VARIABLE}=off`"

@@ -38,6 +38,9 @@ IN_CHAT: dict[str, tuple[str, ...]] = {
     "lens": ("layer", "position", "target"),
     "timing": (),
 }
+# how options of files are spelled and what they say
+OPEN = "--open", "Open the .html or .png of -o in a browser; without -o, a temporary page."
+FORCE = "--force", "Write the file even if it is very large."
 Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is checked by
 
 

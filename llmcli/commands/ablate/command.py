@@ -13,6 +13,7 @@ from llmcli.shell.answer import AnswerOptions
 from llmcli.shell.batch import read_batch
 from llmcli.shell.encoding import ChatOptions, TemplateOptions, encode
 from llmcli.shell.inspection import (
+    OPEN,
     Export,
     FileOptions,
     InChat,
@@ -102,11 +103,7 @@ class AblateOptions(FileOptions):
         "-o --output FILE",
         f"Also write all effects to a file, its format by extension: {', '.join(FILES)}.",
     )
-    open: bool = opt(
-        False,
-        "--open",
-        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
-    )
+    open: bool = opt(False, *OPEN)
     every: bool = opt(False, "--all", "Show every head, at any height.")
     force = False  # a file has some numbers of each part of the model: it is never too large
 

@@ -27,7 +27,7 @@ from llmcli.records.attention import (
     What,
 )
 from llmcli.records.numbers import did_you_mean, spans
-from llmcli.shell.inspection import FileOptions, check_span, parse_numbers, parse_span
+from llmcli.shell.inspection import FORCE, FileOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
@@ -119,12 +119,7 @@ class AttentionOptions(FileOptions):
         "--open",
         "Open the .html or .png of -o in a browser; without -o, a page with every head.",
     )
-    force: bool = _view(
-        False,
-        "--force",
-        "Write the file even if it is very large.",
-        needs=("--output", "--open", "--patterns"),
-    )
+    force: bool = _view(False, *FORCE, needs=("--output", "--open", "--patterns"))
 
     @property
     def matrices(self) -> What:

@@ -11,6 +11,8 @@ from llmcli.records.numbers import counted
 from llmcli.shell.answer import AnswerOptions
 from llmcli.shell.encoding import TemplateOptions, encode
 from llmcli.shell.inspection import (
+    FORCE,
+    OPEN,
     Export,
     FileOptions,
     Inspection,
@@ -80,13 +82,9 @@ class AttributeOptions(FileOptions):
         "-o --output FILE",
         f"Also write all terms to a file, its format by extension: {', '.join(FILES)}.",
     )
-    open: bool = opt(
-        False,
-        "--open",
-        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
-    )
+    open: bool = opt(False, *OPEN)
     every: bool = opt(False, "--all", "Show every head, or every position, at any height.")
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    force: bool = opt(False, *FORCE)
 
     def end(self, tokens: int) -> int:
         """The number of tokens up to the position. Raises UsageError where it is none of them."""

@@ -135,7 +135,6 @@ def _chat(
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
-    from llmcli.inspect.edits import apply_edits
     from llmcli.shell.conversations import ChatSettings
 
     seed, drawn = model.sampling_seed()
@@ -143,7 +142,10 @@ def _chat(
     resolved = resolve(loaded, sampling, seed, from_file, limited=limited)
     for note in resolved.notes:
         out.note(note)
-    apply_edits(loaded, [])
+    if loaded.edits:
+        from llmcli.inspect.edits import apply_edits
+
+        apply_edits(loaded, [])
     given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
     chosen = {name for name, value in given.items() if value and name not in from_file}
     chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}

@@ -10,7 +10,7 @@ from llmcli.errors import UsageError
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.encoding import as_it_stands
-from llmcli.shell.inspection import Export, FileOptions, Inspection
+from llmcli.shell.inspection import FORCE, Export, FileOptions, Inspection
 from llmcli.shell.options import ModelOptions, PromptOptions, SpecialOptions, ViewOutputOptions
 from llmcli.shell.output import jsonable
 from llmcli.shell.params import arg, opt
@@ -78,7 +78,7 @@ class DiffOptions(FileOptions):
     open: bool = opt(
         False, "--open", "Open the .html of -o in a browser; without -o, a temporary page."
     )
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    force: bool = opt(False, *FORCE)
 
 
 def command(

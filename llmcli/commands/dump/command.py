@@ -15,6 +15,7 @@ from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, TemplateOptions, check_fits, encode
 from llmcli.shell.files import whole_file, written
 from llmcli.shell.inspection import (
+    FORCE,
     Export,
     FileOptions,
     Inspection,
@@ -66,7 +67,7 @@ class DumpOptions(FileOptions):
         f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
         "statistics only]",
     )
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    force: bool = opt(False, *FORCE)
     minus: str | None = opt(
         None,
         "--minus PROMPT",

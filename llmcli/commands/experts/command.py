@@ -9,6 +9,8 @@ from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
+    FORCE,
+    OPEN,
     Export,
     InChat,
     Inspection,
@@ -62,12 +64,8 @@ class ExpertsOptions(PlacesOptions):
         "-o --output FILE",
         f"Also write every choice to a file, its format by extension: {', '.join(FILES)}.",
     )
-    open: bool = opt(
-        False,
-        "--open",
-        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
-    )
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    open: bool = opt(False, *OPEN)
+    force: bool = opt(False, *FORCE)
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
         """The chosen layers in order. Raises UsageError for a layer without experts."""

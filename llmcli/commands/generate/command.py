@@ -117,10 +117,11 @@ def command(
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     from llmcli.engine.stream import TextRequest  # torch, once the model is known to be supported
-    from llmcli.inspect.edits import apply_edits
 
-    apply_edits(loaded.model, [one.ids for one in encoded])
+    if loaded.model.edits:
+        from llmcli.inspect.edits import apply_edits
 
+        apply_edits(loaded.model, [one.ids for one in encoded])
     room = check_fits(encoded, loaded.model.config, model.context_length)
     limit = text.max_tokens or resolved.limit or 256
     terminal = out.err.terminal and not (out.json or text.stream_json or out.quiet)

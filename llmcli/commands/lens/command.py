@@ -10,6 +10,8 @@ from llmcli.records.numbers import counted
 from llmcli.shell.answer import parse_token, space_note
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
+    FORCE,
+    OPEN,
     Export,
     InChat,
     Inspection,
@@ -80,17 +82,13 @@ class LensOptions(PlacesOptions):
         "-o --output FILE",
         f"Also write all cells to a file, its format by extension: {', '.join(FILES)}.",
     )
-    open: bool = opt(
-        False,
-        "--open",
-        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
-    )
+    open: bool = opt(False, *OPEN)
     every: bool = opt(
         False,
         "--all",
         "Show every layer, and all details of a single position, at any height.",
     )
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    force: bool = opt(False, *FORCE)
 
     @property
     def ranks(self) -> bool:

@@ -10,7 +10,15 @@ from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
 from llmcli.shell.answer import AnswerOptions
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
-from llmcli.shell.inspection import Export, FileOptions, Inspection, check_span, parse_span
+from llmcli.shell.inspection import (
+    FORCE,
+    OPEN,
+    Export,
+    FileOptions,
+    Inspection,
+    check_span,
+    parse_span,
+)
 from llmcli.shell.options import PROMPT, ModelOptions, ViewOutputOptions
 from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
@@ -97,13 +105,9 @@ class PatchOptions(FileOptions):
         "-o --output FILE",
         f"Also write everything to a file, its format by extension: {', '.join(FILES)}.",
     )
-    open: bool = opt(
-        False,
-        "--open",
-        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
-    )
+    open: bool = opt(False, *OPEN)
     every: bool = opt(False, "--all", "Show every position, or every head, at any height.")
-    force: bool = opt(False, "--force", "Write the file even if it is very large.")
+    force: bool = opt(False, *FORCE)
 
     def check(self, config: ModelConfig) -> None:
         """Refuses what is wrong for any prompts, before the weights are read."""
