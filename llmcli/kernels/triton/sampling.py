@@ -44,10 +44,16 @@ def score_of(key):
 
 @triton.jit
 def penalized(
-    logits, prompt, output, numbers, row, id, there, vocab, logits_row,
+    logits, prompt, output, numbers, vocab, logits_row,
     PROMPT: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The scores of a block of a row, with penalties if there are counts."""
+    """This program's row, its block of ids, which of them there are, and their scores.
+
+    With penalties if there are counts.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    id = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = id < vocab
     score = tl.load(logits + row * logits_row + id, there, 0.0)
     if PROMPT or OUTPUT:
         score = score.to(tl.float64)
@@ -63,7 +69,7 @@ def penalized(
         score -= tl.load(numbers + 4) * tl.minimum(times, 1).to(tl.float64)
         score -= tl.load(numbers + 5) * times.to(tl.float64)
     score = score.to(tl.float32)
-    return tl.where(score == score, score, float("inf"))
+    return row, id, there, tl.where(score == score, score, float("inf"))
 
 
 @triton.jit
@@ -72,11 +78,8 @@ def best_kernel(
     PROMPT: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The `kept` best keys of a block of a row, best first."""
-    row = tl.program_id(1).to(tl.int64)
-    id = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = id < vocab
-    score = penalized(
-        logits, prompt, output, numbers, row, id, there, vocab, logits_row, PROMPT, OUTPUT, BLOCK
+    row, id, there, score = penalized(
+        logits, prompt, output, numbers, vocab, logits_row, PROMPT, OUTPUT, BLOCK
     )
     key = tl.where(there, key_of(score, id), NONE)
     keys += (row * tl.num_programs(0) + tl.program_id(0)) * kept
@@ -128,11 +131,8 @@ def score_kernel(
     PROMPT: tl.constexpr, OUTPUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The scores of a block of a row, and the largest."""
-    row = tl.program_id(1).to(tl.int64)
-    id = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = id < vocab
-    score = penalized(
-        logits, prompt, output, numbers, row, id, there, vocab, logits_row, PROMPT, OUTPUT, BLOCK
+    row, id, there, score = penalized(
+        logits, prompt, output, numbers, vocab, logits_row, PROMPT, OUTPUT, BLOCK
     )
     tl.store(scores + row * vocab + id, score, there)
     best = tl.max(tl.where(there, score, float("-inf")), 0)
