@@ -11,6 +11,7 @@ from fake_process import MIB, FakeProcess
 
 from llmcli.checkpoints import CATALOG
 from llmcli.commands.generate.measure import groups
+from llmcli.commands.generate.writers import DocumentWriter
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
@@ -38,6 +39,19 @@ def test_what_json_says_of_memory(run_tiny, monkeypatch):
     peaks = [(one["phase"], one["resident_bytes"] // MIB) for one in timings["peaks"]]
     assert peaks == [("base", 100), ("load", 130), ("prefill", 150), ("decode", 100)]
     assert timings["peak_memory_bytes"] == 150 * MIB
+
+
+def test_a_token_that_an_interruption_kept_from_the_document_does_not_count(run_tiny, monkeypatch):
+    def token(self, number, token, take=DocumentWriter.token):
+        if token.index == 3:
+            raise KeyboardInterrupt
+        take(self, number, token)
+
+    monkeypatch.setattr(DocumentWriter, "token", token)
+    document = json.loads(run_tiny("generate", "hello", *LONG, "--json").out)
+    (output,) = document["outputs"]
+    assert len(output["ids"]) == document["timings"]["generated_tokens"] == 3
+    assert output["finish_reason"] == "interrupted"
 
 
 def test_what_json_says_of_the_kernels(run_tiny):

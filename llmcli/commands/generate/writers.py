@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -312,52 +312,61 @@ class DocumentWriter(Presentation):
     """
 
     def __post_init__(self) -> None:
-        logprobs = self.options.logprobs is not None
-        self._outputs = [
-            [Generated(logprobs=[] if logprobs else None) for _ in range(self.samples)]
-            for _ in self.prompts
+        self._taken: list[list[list[Token]]] = [
+            [[] for _ in range(self.samples)] for _ in self.prompts
         ]
         self._next = 0  # the prompt whose document is written next
 
     def token(self, number: int, token: Token) -> None:
         """Adds the token; writes the documents that are complete with it."""
         prompt, sample = divmod(number, self.samples)
-        output = self._outputs[prompt][sample]
-        output.ids.append(token.id)
-        output.text += token.text
-        if token.tied is not None:
-            output.tied_tokens = (output.tied_tokens or 0) + token.tied
-        if output.logprobs is not None:
-            logprob = TokenLogprob(
-                id=token.id,
-                text=self.run.model.token_text(token.id),
-                logprob=token.logprob,
-                top=self.alternatives(token),
-                margin=token.margin,
-                tied=token.tied,
-            )
-            output.logprobs.append(logprob)
-        output.finish_reason = token.finish or output.finish_reason
-        while self._next < len(self._outputs) and not any(
-            one.finish_reason == "interrupted" for one in self._outputs[self._next]
+        self._taken[prompt][sample].append(token)  # at once: all of it or nothing if interrupted
+        while self._next < len(self._taken) and all(
+            tokens and tokens[-1].finish for tokens in self._taken[self._next]
         ):
             self._document(self._next)
             self._next += 1
+            self._taken[self._next - 1].clear()
 
     def close(self) -> None:
         """Writes the documents of prompts that have begun."""
-        for prompt, outputs in enumerate(self._outputs[self._next :], self._next):
-            if len(self._outputs) == 1 or any(one.ids for one in outputs):
+        for prompt, taken in enumerate(self._taken[self._next :], self._next):
+            if len(self._taken) == 1 or any(taken):
                 self._document(prompt)
+
+    def _output(self, index: int, tokens: Sequence[Token]) -> Generated:
+        """One text of a prompt, of the tokens that there are."""
+        output = Generated(text="".join(one.text for one in tokens), ids=[one.id for one in tokens])
+        tied = [one.tied for one in tokens if one.tied is not None]
+        output.tied_tokens = sum(tied) if tied else None
+        if tokens and tokens[-1].finish:
+            output.finish_reason = tokens[-1].finish
+        if self.options.logprobs is not None:
+            output.logprobs = [
+                TokenLogprob(
+                    id=one.id,
+                    text=self.run.model.token_text(one.id),
+                    logprob=one.logprob,
+                    top=self.alternatives(one),
+                    margin=one.margin,
+                    tied=one.tied,
+                )
+                for one in tokens
+            ]
+        if (parts := self.parts(index)) is not None:
+            begun, rest = parts.push(output.text), parts.finish()
+            output.content = begun.content + rest.content
+            output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
+        return output
 
     def _document(self, index: int) -> None:
         """One prompt's JSON document; a batch has one a line, with its `index`."""
-        for output in self._outputs[index]:
-            if (parts := self.parts(index)) is not None:
-                begun, rest = parts.push(output.text), parts.finish()
-                output.content = begun.content + rest.content
-                output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
+        outputs = [self._output(index, tokens) for tokens in self._taken[index]]
+        report = self.report(index)
+        # an interruption may have come between the count of a token and its arrival here
+        timings = replace(report.timings, generated_tokens=sum(len(one.ids) for one in outputs))
         batch = self.options.batch is not None
         body: dict[str, Any] = {"index": index} if batch else {}
-        body |= {"prompt": self.prompts[index], "outputs": self._outputs[index]}
-        self.out.document({**body, **members(self.report(index))}, **self.header, lines=batch)
+        body |= {"prompt": self.prompts[index], "outputs": outputs}
+        report = replace(report, timings=timings)
+        self.out.document({**body, **members(report)}, **self.header, lines=batch)
