@@ -92,7 +92,7 @@ def test_everything_is_the_other_run_bit_for_bit_and_nothing_is_this_one(kind):
     report = patch(model, prompts=(CLEAN, (6, *CLEAN[1:5], 9, 30)), rows=1)
     found = {check.name: check.value for check in report.checks}
     assert found["all"] == found["before"] == 0
-    assert found["nothing"] <= 1e-15  # of the last token a product may read a copy
+    assert found["nothing"] <= 1e-14  # of the last token a product may read a copy
 
 
 @pytest.mark.parametrize("what", ["attn.pattern", "attn.q_rot", "mlp.post", "moe.expert_idx"])
