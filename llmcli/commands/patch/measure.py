@@ -33,7 +33,7 @@ from llmcli.weights.packed import Packed
 ALONE = 3  # cells that are run again, each in passes of its own
 # By how many roundings, each as large as the largest number, two runs may differ, in float32 and
 # more, and in 16 bits: in the head alone, and in all layers. Measured, the worst of all small
-# models: 2.9 and 0, 57 and 19.
+# models: 2.9 and 0, 57 and 19; 44 between prompts of other lengths with MKL's oldest kernels.
 HEAD_ROUNDINGS, NARROW_HEAD_ROUNDINGS, ROUNDINGS, NARROW_ROUNDINGS = 64, 2, 256, 32
 KEPT_ROUNDINGS = 4  # the same for what a cache and packed products round; of smollm2 0.3
 
