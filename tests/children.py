@@ -7,6 +7,7 @@ background job, some CI runners) Ctrl-C would not reach it, and it would run on 
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,31 +75,61 @@ def run(
 
 @dataclass(frozen=True)
 class Process:
-    """One that runs on this machine; `seconds` of processor time; `ended`: it is a zombie."""
+    """One of this machine; `seconds` of processor time; `waits`: it sleeps; `ended`: a zombie."""
 
     pid: int
     parent: int
     seconds: float
+    waits: bool
     ended: bool
     words: str
 
 
 def processes() -> list[Process]:
     """All there are, of Linux."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            # the name in brackets may hold anything
-            rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-        except OSError:  # it has ended meanwhile
-            continue
-        ticks = int(rest[11]) + int(rest[12])
-        seconds = ticks / os.sysconf("SC_CLK_TCK")
-        found.append(Process(int(folder.name), int(rest[1]), seconds, rest[0] == "Z", words))
+    found = map(process, (int(name) for name in os.listdir("/proc") if name.isdigit()))
+    return [one for one in found if one is not None]
+
+
+def process(pid: int) -> Process | None:
+    """The one with that id, of Linux; None if there is none any more."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        # the name in brackets may hold anything
+        state, *rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return None
+    seconds = (int(rest[10]) + int(rest[11])) / os.sysconf("SC_CLK_TCK")
+    return Process(pid, int(rest[0]), seconds, state == "S", state == "Z", words)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is that process, and no zombie."""
+    found = process(pid)
+    return found is not None and not found.ended
+
+
+def until(done: Callable[[], Any]) -> Any:
+    """What `done()` returns as soon as it is true, however busy the machine is."""
+    end = time.monotonic() + 60
+    while not (found := done()):
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
     return found
+
+
+def until_computed(pid: int, seconds: float) -> None:
+    """Waits until the process has taken so much more processor time."""
+
+    def taken() -> float:
+        found = process(pid)
+        assert found is not None
+        assert not found.ended
+        return found.seconds
+
+    begun = taken()
+    until(lambda: taken() >= begun + seconds)
 
 
 def end_all() -> None:

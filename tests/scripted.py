@@ -1,11 +1,12 @@
 """Answers that are given beforehand, for what follows from them: no choice of a model is asked.
 
 As a program: llmcli, whose answers are those of $ANSWERS, a JSON list of lists of ids, a token
-every $PACE seconds.
+every $PACE seconds. Where an id is below 0, the signal of that number comes.
 """
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -30,6 +31,8 @@ def speak(
         def pick(self, logits_BV):
             time.sleep(pace)
             token = next(self._ids)
+            if token < 0:
+                signal.raise_signal(-token)
             return torch.tensor([token]), [Choice(token, None, ())]
 
     for module in (conversation, stream):

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import children
@@ -66,17 +65,10 @@ def test_a_test_that_fails_leaves_no_child(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_a_pytest_that_is_killed_leaves_no_child(tmp_path):
     run, child = nested("time.sleep(600)", tmp_path)
-    assert alive(child)
+    assert children.runs(child)
     run.kill()
     run.wait(timeout=60)
-    limit = time.monotonic() + 20
-    while alive(child):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-def alive(pid):
-    return any(one.pid == pid and not one.ended for one in children.processes())
+    children.until(lambda: not children.runs(child))
 
 
 STATE = """

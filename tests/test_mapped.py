@@ -106,7 +106,7 @@ def test_threads_keep_what_they_read_and_write(smollm2_path, tmp_path):
     """Loading that fails lets go of it while they are at work: this process ended with a crash."""
     program = tmp_path / "scripted.py"
     program.write_text(
-        "import gc, pathlib, sys, time\n"
+        "import gc, pathlib, sys, threading\n"
         "from llmcli.prepare.ahead import start\nfrom llmcli.prepare.prepared import prepare\n"
         "from llmcli.checkpoints import open_checkpoint\n"
         "for _ in range(5):\n"
@@ -116,7 +116,8 @@ def test_threads_keep_what_they_read_and_write(smollm2_path, tmp_path):
         "    assert ahead is not None\n"
         "    del ahead, checkpoint\n"
         "    gc.collect()\n"
-        "time.sleep(0.5)\n"
+        "for thread in threading.enumerate():\n"
+        "    thread is threading.main_thread() or thread.join()\n"
     )
     children.run([sys.executable, str(program), str(smollm2_path)], check=True)
 

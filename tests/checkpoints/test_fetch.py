@@ -382,7 +382,7 @@ assert not os.access(sys.argv[2], os.W_OK) or sys.argv[2] == "/dev/null"
 pip = sys.argv[3:]
 wheel.download_command = lambda _, folder: [*(pip or sys.exit("pip was called")), str(folder)]
 try:
-    print(fetch(ENTRY))
+    print(fetch(ENTRY, progress=lambda what, *_: "waiting" in what and print(what, flush=True)))
 except LlmcliError as error:
     print(error.code, error.message, error.hint, sep="|")
 """
@@ -442,7 +442,7 @@ def test_two_processes_fetch_once_from_the_hub(hub, fetching):
     first = fetching(ENTRY)
     assert hub.holding.wait(30)
     second = fetching(ENTRY)
-    time.sleep(0.3)
+    assert second.stdout.readline() == "waiting for another fetch of fake\n"
     hub.release.set()
     assert finished(first) == finished(second) == str(ENTRY.file)
     assert hub.bytes_of(NAME) == len(CONTENT)
@@ -521,10 +521,8 @@ def test_interrupted_while_pip_runs(use, tmp_path, fetching):
         time.sleep(60)
         """
     )
-    process, limit = fetching(WHEEL, pip=pip), time.monotonic() + 20
-    while not (tmp_path / "pid").exists():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    process = fetching(WHEEL, pip=pip)
+    children.until((tmp_path / "pid").exists)
     interrupted(process)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -559,19 +557,23 @@ def test_another_fetch_is_waited_for_and_that_is_said(use, meanwhile):
 # pip
 
 
-def test_progress_follows_the_bytes_that_arrive(use):
+def test_progress_follows_the_bytes_that_arrive(use, tmp_path):
     use(
-        """
+        f"""
     import os, time
     with open(os.environ["TMPDIR"] + "/partial", "wb") as file:
         file.write(bytes(123_456))
-    time.sleep(0.5)
+    while not os.path.exists({str(tmp_path / "heard")!r}):
+        time.sleep(0.01)
     """
         + GOOD
     )
-    heard = []
-    fetch(WHEEL, progress=lambda *words: heard.append(words))
-    assert ("downloading fake", 123_456, 2_000_000) in heard
+
+    def hear(*words):
+        if words == ("downloading fake", 123_456, 2_000_000):
+            (tmp_path / "heard").touch()
+
+    fetch(WHEEL, progress=hear)  # which pip does not let end before
 
 
 def ends(log, status=7):

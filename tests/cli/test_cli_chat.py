@@ -4,10 +4,12 @@ import io
 import json
 import os
 import re
-import time
+import signal
+import sys
 from functools import partial
 from pathlib import Path
 
+import children
 import programs
 import pytest
 from chat_terminal import PROMPT, Keyboard, Terminal
@@ -127,8 +129,7 @@ def test_what_another_chat_saved_meanwhile_is_not_replaced(
 @pytest.mark.parametrize(("of", "name"), [(Chat, "stats_line"), (slash, "tell_error")])
 def test_a_second_ctrl_c_does_not_end_it(of, name, converse, tmp_path, monkeypatch):
     def interrupted(*args):
-        os.kill(os.getpid(), 2)
-        time.sleep(1)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(of, name, interrupted)
     file = tmp_path / "a.json"
@@ -299,27 +300,49 @@ def test_a_conversation_on_a_terminal(talker, tmp_path, converse):
         assert f"+{line}\n" in kept
 
 
-def test_killed_at_any_moment_no_transcript_is_half(converse, talker, tmp_path):
-    """Of a file that takes a while to write: it is the old one or the new one, never a part."""
-    file = tmp_path / "talk.json"
+# llmcli that is killed as it takes a step of writing a file, or when half of that is written
+KILLED = """
+import io, os, signal, sys
+from llmcli.__main__ import script
+from llmcli.shell import files
+
+step = sys.argv.pop(1)
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def heard(event, of):
+    if event == step:
+        name = os.readlink(f"/proc/self/fd/{of[0]}") if isinstance(of[0], int) else str(of[0])
+        name.endswith(".part") and end()
+
+def half(file, data):
+    io.FileIO.write(file, data[: len(data) // 2])
+    end()
+
+if step == "write":
+    files._File.write = half
+sys.addaudithook(heard)
+script()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_killed_at_any_step_no_transcript_is_half(converse, talker, tmp_path):
+    """It is the old one or the new one, never a part; what was written of it goes later."""
+    file, program = tmp_path / "talk.json", tmp_path / "scripted.py"
+    program.write_text(KILLED)
     converse("hello", argv=(*GREEDY, "--save", file))
-    old = transcript(file) | {"variables": {"long": list(range(200_000))}}
-    file.write_text(json.dumps(old))
-    inside = 0
-    for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
-        count = len(transcript(file)["messages"])
-        process = answering(talker, *GREEDY, "--load", str(file), "--save", str(file))
-        time.sleep(wait)
-        process.kill()
-        process.wait()
-        inside += any(path.suffix == ".part" for path in tmp_path.iterdir())
-        found = transcript(file)
-        assert errors(found, "chat") == []
-        assert len(found["messages"]) in (count, count + 2)
-        assert found["variables"] == old["variables"]
-    assert inside, "at least one of them while the file was being written"
+    old = file.read_bytes()
+    words = ["chat", "-m", talker, "--prompt", "hello", *GREEDY, "--load", file, "--save", file]
+    for step in ("open", "fcntl.flock", "write", "os.rename"):
+        command = [sys.executable, str(program), step, *map(str, words)]
+        done = children.run(command, capture_output=True)
+        assert (done.returncode, done.stderr) == (-signal.SIGKILL, b""), step
+        assert file.read_bytes() == old
+        assert (step == "open") != any(path.suffix == ".part" for path in tmp_path.iterdir())
     converse("/clear", f"/save {file}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.json"]
+    assert not any(path.suffix == ".part" for path in tmp_path.iterdir())
 
 
 def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):

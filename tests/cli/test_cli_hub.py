@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import programs
 import pytest
 from cli_tiny import write_tiny
@@ -322,7 +323,8 @@ def test_what_stops_a_download_leaves_nothing_that_is_used(hub, start, tmp_path,
     hub.hold["model.safetensors"] = 1_500_000
     process = start()
     assert hub.holding.wait(30)
-    time.sleep(0.2)
+    parts = (tmp_path / "hf").rglob
+    children.until(lambda: any(part.stat().st_size for part in parts("*.incomplete")))
     begin = time.monotonic()
     process.send_signal(number)
     assert ended(process, code)[0] == b""
@@ -347,10 +349,9 @@ def test_two_processes_fetch_it_once(hub, start):
     first = start(command=PULL)
     assert hub.holding.wait(30)
     second = start(command=PULL)
-    deadline = time.monotonic() + 30
-    while sum(one.method == "HEAD" and "model.safe" in one.path for one in hub.requests) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    children.until(
+        lambda: sum(one.method == "HEAD" and "model.safe" in one.path for one in hub.requests) == 2
+    )
     hub.release.set()
     assert ended(first) == ended(second)
     assert len(bodies(hub)) == 1

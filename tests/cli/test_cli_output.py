@@ -15,7 +15,6 @@ import shlex
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,6 +222,7 @@ def test_kernels_that_are_turned_off_are_noted(capsys, monkeypatch):
 def progress(monkeypatch):
     """`progress(screen, …)`: what it would draw on that terminal, without waiting."""
     monkeypatch.setattr("llmcli.shell.progress.PATIENCE_S", 0)
+    monkeypatch.setattr("llmcli.shell.progress.BETWEEN_S", 0)
 
     def begun(*words, colour=True, width=80, **how):
         out = Output("models", OutputOptions())
@@ -265,7 +265,6 @@ def test_without_colour_a_bar_is_drawn_and_erased(progress, capsys, width):
     with progress(colour=False, width=width)[1] as drawn:
         for done in range(1, 4):
             drawn("downloading x", done << 20, 3 << 20)
-            time.sleep(0.15)
     seen = capsys.readouterr().err
     assert "downloading x" in seen
     assert " 67 %" in seen

@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import children
@@ -93,7 +92,7 @@ def test_an_interrupted_json_run_prints_what_it_has(tiny):
     process = start(tiny, "generate", "abcd", *(flag for flag in ENDLESS if flag != "-q"), "--json")
     assert b"trained for 128 tokens" in process.stderr.readline()
     assert b"leaves room for 99997" in process.stderr.readline()
-    time.sleep(0.5)
+    children.until_computed(process.pid, 0.2)
     process.send_signal(signal.SIGINT)
     out, err = ended(process, 130)
     document = json.loads(out)
@@ -103,10 +102,10 @@ def test_an_interrupted_json_run_prints_what_it_has(tiny):
     assert len(document["outputs"][0]["ids"]) == document["timings"]["generated_tokens"]
 
 
-@pytest.mark.parametrize("delay", few([0.2, 0.7, 0.1, 0.4, 1.0], 2))
+@pytest.mark.parametrize("delay", few([0.05, 0.3, 0.02, 0.1, 0.6], 2))
 def test_an_interruption_while_it_starts_is_silent(tiny, delay):
     process = start(tiny, "generate", "x", *ENDLESS)
-    time.sleep(delay)
+    children.until_computed(process.pid, delay)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     if b"init_import_site" in err:
@@ -295,7 +294,7 @@ def test_a_terminal_is_left_on_a_new_line_with_a_word(shown, number, code, optio
     argv = ("generate", "ab", "--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000")
     window = shown(*argv, *options)
     window.wait("leaves room")
-    time.sleep(0.5)
+    children.until_computed(window.process.pid, 0.2)
     window.process.send_signal(number)
     assert window.end() == code
     assert window.raw.endswith(f"\r\x1b[K{word}")
@@ -352,7 +351,7 @@ def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
         env={**os.environ, "PYTHONUNBUFFERED": ""},  # so that Python has something left to flush
     )  # fmt: skip
     assert process.stderr.readline() == b"writes\n"
-    time.sleep(0.5)
+    children.until(lambda: children.process(process.pid).waits)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 130  # before anybody reads
     begun = process.stdout.read()
@@ -432,13 +431,6 @@ def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback(tmp_
     assert done.returncode == 130
 
 
-def until(done):
-    end = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 LIKE_LESS = """#!/bin/sh
 echo $$ >> "$PAGERS"
 trap '%s' TERM HUP
@@ -466,13 +458,13 @@ def test_a_pager_ends_with_what_started_it(tmp_path, trap, starts_another, numbe
     told = tmp_path / "pagers"
     own = {"PAGERS": str(told), "LLMCLI_PAGER": str(outer if starts_another else pager)}
     window = on_terminal("help", "formats", **own)
-    until(lambda: told.exists() and "ready" in told.read_text())
+    children.until(lambda: told.exists() and "ready" in told.read_text())
     assert not window.restored()
     window.process.send_signal(number)
     assert window.process.wait(timeout=60) == 143
     pids = [int(line) for line in told.read_text().split() if line != "ready"]
     assert len(pids) == 1 + starts_another
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    children.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     window.end()  # its modes are as before
 
 
@@ -517,16 +509,8 @@ def test_a_signal_ends_a_program_whose_template_does_not(tmp_path, command, numb
     prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
     folder = write_tiny(tmp_path / "m", template=TEMPLATES[0])
     program = programs.start(*command, "-m", folder, "-f", prompt)
-    try:
-        end = time.monotonic() + 60
-        while (child := rendering(program.pid)) is None and time.monotonic() < end:
-            assert program.poll() is None, program.stderr.read()
-            time.sleep(0.1)
-        assert child is not None
-        (os.killpg if group else os.kill)(program.pid, number)
-        out, err = program.communicate(timeout=60)
-    finally:
-        program.kill()
-        program.wait()
+    child = children.until(lambda: rendering(program.pid))
+    (os.killpg if group else os.kill)(program.pid, number)
+    out, err = program.communicate(timeout=60)
     assert (program.returncode, out, err) == (128 + number, b"", b"")
     assert child not in [one.pid for one in children.processes()]  # it was killed before

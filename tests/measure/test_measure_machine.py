@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,9 +347,9 @@ def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):
 @pytest.mark.measured
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="the system does not count it")
 def test_a_neighbour_is_seen():
-    children.start([sys.executable, "-c", "print(flush=True)\nwhile True: pass"])
+    neighbour = children.start([sys.executable, "-c", "while True: pass"])
     begun = CpuContention()
-    time.sleep(1.5)
+    children.until_computed(neighbour.pid, 0.5)
     assert begun.load(threads=1).others > 0.3
 
 

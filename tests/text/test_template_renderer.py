@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from children import processes
+from children import processes, runs, until
 from children import run as run_child
 from children import start as start_child
 from fork_server import Forked, servers
@@ -39,10 +39,6 @@ def children(parent=None):
     names = (SERVER.name, "fork_server.py")
     ours = {one.pid for one in found if one.ended or any(name in one.words for name in names)}
     return ours - servers()
-
-
-def runs(process):
-    return any(one.pid == process and not one.ended for one in processes())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,8 +83,7 @@ def test_one_process_renders_many_until_it_fails_and_ends_with_its_user(begun):
         assert len(second) == 1
         assert second != first
         os.kill(*second, signal.SIGKILL)  # as a system does that is short of memory
-        while runs(*second):
-            time.sleep(0.01)
+        until(lambda: not runs(*second))
         assert ChatTemplate("y").render([]) == "y"
     assert children() == set()
     assert ChatTemplate("x").render([]) == "x"  # outside it has one for itself
@@ -251,14 +246,11 @@ def test_the_process_ends_when_its_parent_is_killed(tmp_path, template):
     parent = start_child(program(tmp_path, PARENT, *template), stdout=subprocess.PIPE)
     try:
         assert parent.stdout.readline() == b"ready\n"
-        time.sleep(0.2)  # a program that has just begun has no command line in /proc yet
-        (child,) = children(parent.pid)
+        # a program that has just begun has no command line in /proc yet
+        (child,) = until(lambda: children(parent.pid))
     finally:
         parent.kill()
     assert parent.wait() == -signal.SIGKILL
     assert parent.stdout.read() == b""
     assert runs(child) or not template  # so it did not hold the pipe open
-    end = time.monotonic() + 30
-    while runs(child) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not runs(child)
+    until(lambda: not runs(child))
