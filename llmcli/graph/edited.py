@@ -49,7 +49,7 @@ class EditRequest:
     `number`; `add` adds `number` times the array `key` of the file `path`; `from` takes the same
     place of another `prompt`'s run, or of the array; `mean` is over the tokens of the prompt, or of
     the prompts in the text file `path`; `noise` is normal with the standard deviation `number`,
-    drawn from `seed`.
+    drawn from `seed`. `option` is where `text` was given.
     """
 
     text: str
@@ -60,12 +60,23 @@ class EditRequest:
     key: str | None = None
     prompt: str | None = None
     seed: int = 0
+    option: str = "--edit"
+
+    @property
+    def given(self) -> str:
+        """As it was given, with the option."""
+        return f"{self.option} {self.text}"
 
     @property
     def of_prompt(self) -> bool:
-        """Whether it depends on the prompt: on its length, its mean or its positions."""
+        """Whether it depends on the prompt's activations."""
+        return self.verb == "mean" and not self.path
+
+    @property
+    def of_length(self) -> bool:
+        """Whether it depends on the prompt's length."""
         relative = any(end < 0 for name in self.places for end in self.ends(name))
-        return relative or self.prompt is not None or (self.verb == "mean" and not self.path)
+        return relative or self.prompt is not None
 
     def ends(self, name: str) -> list[int]:
         """The ends of spans of tokens of one of the activations, as far as there are any."""
@@ -73,21 +84,25 @@ class EditRequest:
         return [end for span in spans for end in span if end is not None]
 
 
-def parse_edit(text: str, names: Names, seed: int = 0) -> EditRequest:
+def parse_edit(
+    text: str, names: Names, seed: int = 0, *, option: str = "--edit", what: str = ""
+) -> EditRequest:
     """One edit; names may be globs, ranges of layers and other programs' names.
 
-    Raises UsageError for other text, unknown names, axes and numbers, and for what is no file.
+    With `what` the text is NAME[INDEX] alone, as another `option` has it. Raises UsageError for
+    other text, unknown names, axes and numbers, and for what is no file.
     """
-    match = _EDIT.fullmatch(text.strip())
+    given = f"{option} {text}"
+    match = _EDIT.fullmatch(f"{text.strip()}={what}" if what else text.strip())
     if match is None:
-        raise UsageError(f"`--edit {text}` is not NAME[INDEX]=WHAT", hint=EXAMPLE)
+        raise UsageError(f"`{given}` is not NAME[INDEX]=WHAT", hint=EXAMPLE)
     chosen = names.select(match["name"].strip(), ("activation",))
     items = [] if match["index"] is None else match["index"].split(",")
-    places = {name: _places(names.known[name], items, text) for name in chosen}
-    return replace(_what(match["what"].strip(), text, places), seed=seed)
+    places = {name: _places(names.known[name], items, given) for name in chosen}
+    return replace(_what(match["what"].strip(), text, places), seed=seed, option=option)
 
 
-def _places(spec: TensorSpec, items: Sequence[str], text: str) -> Places:
+def _places(spec: TensorSpec, items: Sequence[str], given: str) -> Places:
     """The span of every axis of an activation; all of an axis that has no item."""
     axes, sizes = spec.axes[1:], dict(zip(spec.axes[1:], spec.shape[1:], strict=True))
     found: dict[str, Span] = dict.fromkeys(axes, (None, None))
@@ -96,7 +111,7 @@ def _places(spec: TensorSpec, items: Sequence[str], text: str) -> Places:
         match = _ITEM.fullmatch(item.strip())
         if match is None or match["first"] is match["colon"] is None:
             raise UsageError(
-                f"`{item.strip()}` in `--edit {text}` is not a place such as 3, T=-1 or H=0:4",
+                f"`{item.strip()}` in `{given}` is not a place such as 3, T=-1 or H=0:4",
                 hint=EXAMPLE,
             )
         axis = match["axis"] or (axes[number] if number < len(axes) else "")
@@ -107,12 +122,12 @@ def _places(spec: TensorSpec, items: Sequence[str], text: str) -> Places:
         first, last = (None if end is None else int(end) for end in match.group("first", "last"))
         size = None if axis in TOKENS else sizes[axis]
         if found[axis] != (None, None):
-            raise UsageError(f"`--edit {text}` names the axis {axis} twice", hint=EXAMPLE)
+            raise UsageError(f"`{given}` names the axis {axis} twice", hint=EXAMPLE)
         if first is not None and not match["colon"]:
             last = first + 1
         elif first is not None and last is not None and last <= first and first * last >= 0:
             raise UsageError(
-                f"`{item.strip()}` in `--edit {text}` is an empty range",
+                f"`{item.strip()}` in `{given}` is an empty range",
                 hint="its end is not in it: 2:5 are 2, 3 and 4",
             )
         found[axis] = (first, last)

@@ -54,11 +54,11 @@ def apply_edits(model: Model, prompts: Sequence[Ids], window: int | None = None)
 def _edits(model: Model, prompts: Sequence[Ids], window: int) -> list[Edit]:
     """See `apply_edits`."""
     check_edits(model.config, [name for request in model.edits for name in request.places])
-    found = []
+    found, lengths = [], set(map(len, prompts))
     for request in model.edits:
-        if request.of_prompt and len(prompts) != 1:
+        if (request.of_prompt and len(prompts) != 1) or (request.of_length and len(lengths) != 1):
             raise UsageError(
-                f"`--edit {request.text}` depends on the prompt, which has to be the only one",
+                f"`{request.given}` depends on the prompt, which has to be the only one",
                 hint="count positions from the start, or take numbers from a file",
             )
         for name in request.places:
@@ -68,12 +68,12 @@ def _edits(model: Model, prompts: Sequence[Ids], window: int) -> list[Edit]:
                     hint="use `zero` or `from`, or edit `expert_weight`",
                 )
         model.changed[request.text] = False
-        prompt = prompts[0] if len(prompts) == 1 else ()
-        tokens, other, values = len(prompt), len(prompt), {}
+        tokens = lengths.copy().pop() if len(lengths) == 1 else 0
+        other, values = tokens, {}
         if request.path and request.verb != "mean":
             values = dict.fromkeys(request.places, _array(request))
         elif request.verb in ("mean", "from"):
-            runs = _runs(request, model, prompt, window)
+            runs = _runs(request, model, prompts[0] if prompts else (), window)
             values = emitted(model, runs, request.places, mean=request.verb == "mean")
             other = len(runs[0]) if request.prompt is not None else tokens
         for name, places in request.places.items():
@@ -102,7 +102,7 @@ def known_places(places: Places, tokens: int, request: EditRequest) -> Places:
         first, last = from_start(span, tokens) if axis in TOKENS else span
         if (first or 0) < 0 or (last is not None and last <= (first or 0)):
             raise UsageError(
-                f"`--edit {request.text}`: the prompt has {counted(tokens, 'token')}",
+                f"`{request.given}`: the prompt has {counted(tokens, 'token')}",
                 hint=f"positions go from 0 to {tokens - 1}; -1 is the last",
             )
         found.append((axis, (first, last)))
@@ -117,7 +117,7 @@ def _shift(here: Places, there: Places, tokens: int, other: int, request: EditRe
     )
     if last - first != end - begin or end > other or "S" in dict(here):
         raise UsageError(
-            f"`--edit {request.text}`: the prompt has {counted(tokens, 'token')}, "
+            f"`{request.given}`: the prompt has {counted(tokens, 'token')}, "
             f"the other one {other}",
             hint="say which tokens, such as T=-1 or T=2:5",
         )
@@ -133,7 +133,7 @@ def _runs(request: EditRequest, model: Model, ids: Ids, window: int) -> list[Ids
         tokenizer = need_tokenizer(model.tokenizer, model.name)
         found = [tokenizer.encode(text) for text in texts if text]
     if not all(found) or not found:
-        raise UsageError(f"`--edit {request.text}`: there is no text", hint="give a prompt")
+        raise UsageError(f"`{request.given}`: there is no text", hint="give a prompt")
     pieces = [one[at : at + window] for one in found for at in range(0, len(one), window)]
     keys = any("S" in dict(places) for places in request.places.values())
     if len(pieces) > 1 and (keys or request.prompt is not None):
@@ -141,7 +141,7 @@ def _runs(request: EditRequest, model: Model, ids: Ids, window: int) -> list[Ids
             why, hint = "several prompts have no mean with keys", "edit what has no axis S"
         else:
             why, hint = f"the prompt is longer than {window} tokens", "give a shorter one"
-        raise UsageError(f"`--edit {request.text}`: {why}", hint=hint)
+        raise UsageError(f"`{request.given}`: {why}", hint=hint)
     return pieces
 
 
@@ -284,7 +284,7 @@ class Change:
         fits = [n in (1, size) for n, size in sizes]
         if value.ndim != x.ndim - 1 or not all(fits[:-2] + fits[-1:]):
             raise UsageError(
-                f"`--edit {self.request.text}`: an array {given} does not fit "
+                f"`{self.request.given}`: an array {given} does not fit "
                 f"`{self.name}` [{', '.join(axis for axis, _ in self.places)}]",
                 hint=f"without its tokens it has the shape {[*x.shape[1:-2], x.shape[-1]]}",
             )

@@ -310,7 +310,7 @@ def _requested(model: Model, place: Place, own: Rows, rows: Rows, tokens: int) -
     found = []
     for name in place.names:
         index = "" if place.index is None else f"[{place.index}]"
-        request = parse_edit(f"{name}{index}=zero", Names(model.config))
+        request = parse_edit(f"{name}{index}", Names(model.config), what="zero")
         value = rows[name, None]
         value = value[..., torch.arange(tokens) % value.shape[-2], :]
         change = Change(replace(request, verb="from"), name, request.places[name], value, 0,

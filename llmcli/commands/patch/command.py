@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -27,6 +27,7 @@ from llmcli.shell.prompts import Prompt, parse_ids, text_argument
 if TYPE_CHECKING:
     from llmcli.commands.patch.report import PatchReport
     from llmcli.config.model import ModelConfig
+    from llmcli.graph.names import Names
 
 FILES = ("html", "png", "json")
 
@@ -98,7 +99,8 @@ class PatchOptions(FileOptions):
     to: str | None = opt(
         None,
         "--to NAME[INDEX]",
-        "Path patching: pass on only what reaches this activation directly, all else as it was.",
+        "Path patching: pass on only what reaches this activation (the receiver) directly from the "
+        "places of --what and --position (the senders), all else as it was.",
     )
     save: str | None = opt(
         None,
@@ -117,9 +119,7 @@ class PatchOptions(FileOptions):
 
     def names(self, config: ModelConfig) -> tuple[str, ...]:
         """The activations, one of a layer. Raises UsageError."""
-        from llmcli.graph.names import Names
-
-        found = Names(config).select(self.what, ("activation",))
+        found = all_names(config).select(self.what, ("activation",))
         layers: dict[str, str] = {}
         for name in found:
             layer = name.split(".")[1] if name.startswith("blocks.") else ""
@@ -130,6 +130,14 @@ class PatchOptions(FileOptions):
                     hint="for example `--what resid_pre` or `--what attn.z`",
                 )
         return found
+
+
+def all_names(config: ModelConfig) -> Names:
+    """Its names, with those of other programs."""
+    from llmcli.families.sources import sources
+    from llmcli.graph.names import Names
+
+    return Names(config, sources(config))
 
 
 def command(
@@ -175,7 +183,6 @@ def measured(
     """Patches, and notes what is to be known of the answer."""
     from llmcli.commands.patch.measure import PatchRequest, measure_patch
     from llmcli.graph.edited import parse_edit
-    from llmcli.graph.names import Names
 
     config, answer, to = look.model.config, asked.parse(look.model), None
     if patch.to is not None:
@@ -184,7 +191,7 @@ def measured(
                 f"`--to {patch.to}` says what the receiver becomes, which the senders do",
                 hint="name it alone, such as `8.attn.q[H=3]`",
             )
-        to = replace(parse_edit(f"{patch.to}=zero", Names(config)), text=patch.to)
+        to = parse_edit(patch.to, all_names(config), option="--to", what="zero")
         if len(to.places) > 1:
             raise UsageError(
                 f"`--to {patch.to}` is {counted(len(to.places), 'activation')}, not one",

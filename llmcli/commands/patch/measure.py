@@ -264,7 +264,7 @@ class _Both:
         places = known_places(given, len(self.ids), request)
         if (dict(places)["T"][0] or 0) >= len(self.ids):
             raise UsageError(
-                f"`--to {request.text}`: the prompt has {counted(len(self.ids), 'token')}",
+                f"`{request.given}`: the prompt has {counted(len(self.ids), 'token')}",
                 hint=f"positions go from 0 to {len(self.ids) - 1}; -1 is the last",
             )
         unchanged = Edit(name=name, fn=lambda x, positions: x)

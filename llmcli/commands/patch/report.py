@@ -8,6 +8,8 @@ from typing import Literal
 from llmcli.records.document import OPTIONAL, Checked, ViewCheck
 from llmcli.records.text import Token
 
+NOISE, LEAST = 2, 1 / 32  # of what a run without a patch is off; of what its check allows
+
 By = Literal["position", "head"]
 
 
@@ -60,3 +62,13 @@ class PatchReport(Checked):
     def base(self) -> float:
         """The value without a patch."""
         return float(self.noising)
+
+    def effect(self, cell: PatchCell) -> float:
+        """What the patch changed of the value; 0 where rounding alone may have changed it so much.
+
+        That is what a run without a patch is off, or a part of what its check allows.
+        """
+        (plain,) = (check for check in self.checks if check.name == "nothing")
+        effect, whole = cell.value - self.base, abs(self.clean_number - self.corrupted_number)
+        rounding = NOISE * max(plain.value, LEAST * plain.tolerance)
+        return effect if abs(effect) * whole > rounding else 0.0

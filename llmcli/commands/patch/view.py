@@ -23,6 +23,7 @@ from llmcli.ui.theme import HEADING, one_line
 AROUND = 9  # lines of a screen beside the rows of the map and the places in words
 LEAST = 4  # rows of a map at least
 TOP = 5  # places in words
+NOTHING = "no place changes the answer by more than rounding"
 HALF = 0.5  # of a row's strongest place: what the layers around it have that are named
 
 
@@ -38,7 +39,7 @@ def patch_map(report: PatchReport) -> Map:
     values = np.full((len(same) + len(rows), report.layers), np.nan)
     values[: len(same)] = 0.0
     for cell in shown:
-        values[len(same) + rows.index(_row(cell)), cell.layer] = cell.value - report.base
+        values[len(same) + rows.index(_row(cell)), cell.layer] = report.effect(cell)
     names = [f"head {row}" if by_head else place(report, row) for row in rows]
     title = f"{report.what} by {report.by}"
     columns = [*map(str, range(report.layers))]
@@ -127,8 +128,10 @@ def _headline(report: PatchReport) -> Iterator[str]:
 def strongest(report: PatchReport) -> list[str]:
     """The `TOP` strongest heads, or positions with their layers, by how much they change."""
     if report.by == "head":
-        cells = sorted(report.cells, key=lambda cell: -abs(cell.value - report.base))[:TOP]
-        return [f"{number(c.value):>8}  layer {c.layer} head {c.head}" for c in cells]
+        cells = sorted(filter(report.effect, report.cells), key=lambda c: -abs(report.effect(c)))
+        return [
+            f"{number(c.value):>8}  layer {c.layer} head {c.head}" for c in cells[:TOP]
+        ] or [NOTHING]
     of, found = patch_map(report), []
     for name, effects in zip(of.names, np.nan_to_num(of.values), strict=True):
         best = int(np.abs(effects).argmax())
@@ -143,7 +146,7 @@ def strongest(report: PatchReport) -> list[str]:
         value = number(effects[best] + report.base)
         layers = f"layer {best}" if first == last else f"layer {best} (half in {first}–{last})"
         found.append((abs(effects[best]), f"{value:>8}  {name}: {layers}"))
-    return [line for _, line in sorted(found, key=lambda pair: -pair[0])[:TOP]]
+    return [line for _, line in sorted(found, key=lambda pair: -pair[0])[:TOP]] or [NOTHING]
 
 
 def patch_page(report: PatchReport, title: str) -> bytes:
