@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from llmcli.records.document import OPTIONAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +15,8 @@ class Contribution:
     bias, edit (what `--edit` put there), or rounding (of a product's input by its kernel); of
     gradients the leaf of its name.
     `index`: which head, or which expert. `position`: of the token whose activation it is, where it
-    is not the one that the number is of.
+    is not the one that the number is of. `patched`: of some gradients, how much the number changes
+    in a run with this activation of the other prompt.
     """
 
     kind: str
@@ -22,3 +25,4 @@ class Contribution:
     index: int | None = None
     position: int | None = None
     value: float
+    patched: float | None = field(default=None, metadata=OPTIONAL)

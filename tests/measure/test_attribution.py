@@ -3,6 +3,7 @@
 Over every small model in float64; planted faults turn the check red.
 """
 
+import numpy as np
 import pytest
 import torch
 from covers import covered, in_turn
@@ -12,7 +13,7 @@ from needs import needs_kernels
 from small_models import random_model
 from zoo import IN_BLOCKS, MODELS
 
-from llmcli.commands.attribute.measure import measure_direct, measure_gradient
+from llmcli.commands.attribute.measure import PATCHED, measure_direct, measure_gradient
 from llmcli.commands.attribute.view import maps, term_words
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import UsageError
@@ -201,8 +202,26 @@ def test_gradients_between_two_prompts():
     ours = [term.value for term in report.terms if term.name == "blocks.1.attn_out"]
     assert ours == pytest.approx(moved_T.tolist(), abs=1e-12)
     assert len(maps(report)) == 4
+    patched = [term for term in report.terms if term.patched is not None]
+    for kind in kinds:
+        moved = [abs(term.value) for term in report.terms if term.kind == kind and term.value]
+        ours = [term for term in patched if term.kind == kind]
+        assert sorted(abs(term.value) for term in ours) == sorted(moved)[-PATCHED:]
+        for term in ours[::3]:
+            at = (..., *([] if term.index is None else [term.index]), term.position, slice(None))
+
+            def fn(x, positions, at=at, name=term.name):
+                x[(0, *at[1:])] = clean[name][at]
+                return x
+
+            edited = model.decoder(torch.tensor([OTHER]), edits=[Edit(name=term.name, fn=fn)])
+            change = float(metric(edited[0, -1])) - report.corrupted_value
+            assert term.patched == pytest.approx(change, abs=1e-9)
+    pairs = np.array([(term.value, term.patched) for term in patched]).T
+    assert report.correlation == pytest.approx(np.corrcoef(pairs)[0, 1])
     same = measure_gradient(Passes(model, IDS), IDS, ANSWER)
     assert {term.value for term in same.terms} == {0.0}
+    assert same.correlation is None
     with pytest.raises(UsageError, match="has 7 tokens and `--corrupted` 6"):
         measure_gradient(Passes(model, IDS), IDS[1:], ANSWER)
 

@@ -104,7 +104,7 @@ def command(
     Direct logit attribution, with the norms' divisors as they were: the terms add up to the logit
     that the model computed, or the command exits 1. Of models with recurrent layers, latent
     attention, experts and packed weights too. `--method gradient` approximates, with one pass
-    backwards, what every activation of a second prompt changes.
+    backwards, what every activation of a second prompt changes; the strongest are patched as well.
     """
     from llmcli.commands.attribute.view import render_attribution
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,9 @@ from llmcli.graph.ops import Project
 from llmcli.inspect.contributions import Contributions, explained
 from llmcli.inspect.gradients import Gradients
 from llmcli.inspect.passes import Passes
+from llmcli.inspect.sweep import Sweep
 from llmcli.model import Model, dtype_name
+from llmcli.nn.step import Edit
 from llmcli.records.contribution import Contribution
 from llmcli.records.document import ViewCheck
 from llmcli.shell.answer import Answer
@@ -29,6 +31,7 @@ Number = tuple[str, tuple[int, ...]]  # an activation, and the index in it
 # `Contributions`. Measured, the worst: 2.6 in float64, 0.9 in float32, 0.4 in 16 bits, of all small
 # models; of smollm2 0.3 at most.
 ROUNDINGS, NARROW_ROUNDINGS = 8, 2
+PATCHED = 8  # of the strongest gradients of each kind, by a run each
 
 
 def measure_direct(passes: Passes, wanted: Answer | Number) -> AttributeReport:
@@ -80,7 +83,8 @@ def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -
     """Attribution patching (Nanda 2023): (clean − corrupted) · gradient in the corrupted prompt.
 
     At every position of the stream before each layer, of what its parts add to it, and of every
-    head's result. Raises UsageError where both prompts have not as many tokens.
+    head's result. The strongest of each kind are also patched. Raises UsageError where both prompts
+    have not as many tokens.
     """
     model, ids = passes.model, passes.ids
     if len(ids) != len(corrupted):
@@ -120,9 +124,43 @@ def measure_gradient(passes: Passes, corrupted: Sequence[int], answer: Answer) -
         where=worst,
     )
     value = float(answer.of(clean["logits"][-1]))
+    terms = _patched(model, corrupted, terms, clean, answer)
     report = _report(passes, answer, ("logits", None), value, terms, (check,))
     other = model.tokens(corrupted)
     return replace(report, method="gradient", corrupted=other, corrupted_value=found.value)
+
+
+def _patched(
+    model: Model,
+    ids: Sequence[int],
+    terms: Sequence[Contribution],
+    clean: Mapping[str, Tensor],
+    answer: Answer,
+) -> list[Contribution]:
+    """The terms, the strongest of each kind with what a run with the `clean` activation changes."""
+    found, kinds = list(terms), dict[str, list[int]]()
+    for at in sorted(range(len(terms)), key=lambda at: -abs(terms[at].value)):
+        kinds.setdefault(terms[at].kind, []).append(at)
+    chosen = [at for numbers in kinds.values() for at in numbers[:PATCHED] if terms[at].value]
+
+    def edit(term: Contribution) -> Edit:
+        assert term.position is not None
+        row = (slice(None) if term.index is None else term.index, term.position)
+
+        def fn(x: Tensor, positions: Tensor) -> Tensor:
+            at = row if x.ndim == 4 else row[1:]
+            x[(0, *at)] = clean[term.name][at].to(x)
+            return x
+
+        return Edit(name=term.name, fn=fn)
+
+    sweep = Sweep(model, ids)
+    before = float(answer.of(exact(sweep.plain[0, -1])))
+    for some, logits in sweep.run([edit(terms[at]) for at in chosen]):
+        for number, row in zip(some, logits, strict=True):
+            at = chosen[number]
+            found[at] = replace(terms[at], patched=float(answer.of(exact(row[-1]))) - before)
+    return found
 
 
 def _report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import StatisticsError, correlation
 from typing import Literal
 
 from llmcli.records.contribution import Contribution
@@ -20,7 +21,8 @@ class AttributeReport(Checked):
     and `versus` the one whose logit is taken off. `value`: what the model computed. `method`:
     `direct`, the terms add up to `value`; `gradient`, of every activation at every position how
     much the number would change if it were that of `tokens` in the prompt `corrupted`, whose own
-    number is `corrupted_value`, by the gradient there.
+    number is `corrupted_value`, by the gradient there; the strongest of each
+    kind are patched, too.
     """
 
     dtype: str
@@ -40,3 +42,12 @@ class AttributeReport(Checked):
     def sum(self) -> float | None:
         """The sum of all terms; None of gradients, for one activation has others in it."""
         return math.fsum(t.value for t in self.terms) if self.method == "direct" else None
+
+    @member
+    def correlation(self) -> float | None:
+        """Pearson's, of `value` and `patched` of the terms that have both; None without any."""
+        pairs = [(t.value, t.patched) for t in self.terms if t.patched is not None]
+        try:
+            return correlation(*zip(*pairs, strict=True))
+        except (TypeError, StatisticsError):  # none, or all are the same
+            return None

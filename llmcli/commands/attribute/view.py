@@ -111,6 +111,9 @@ def _headline(report: AttributeReport) -> Iterator[str]:
     if report.method == "gradient":
         yield f"clean {number(report.value, 5)}, corrupted {number(report.corrupted_value, 5)}"
         yield "(clean − corrupted) × gradient"
+        if report.correlation is not None:
+            patched = sum(term.patched is not None for term in report.terms)
+            yield f"correlation with patching {report.correlation:.3f} at the {patched} strongest"
         return
     terms = counted(len(report.terms), "term")
     yield f"{number(report.value, 5)} = Σ {number(report.sum, 5)} of {terms}"
