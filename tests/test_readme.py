@@ -190,7 +190,7 @@ def alike(line):
     line = re.sub(r"<?[−-]?[\d.,]*\d(e[−-]?\d+)?", "0", line)
     line = re.sub(r"0 (ns|µs|ms|s)\b", "0 s", line)
     line = re.sub(r"0 ([kKMGT]i?)?B\b", "0 B", line)
-    line = re.sub(r"\b(memory|compute|calls|kernel|L[123]) 0 %", "bound 0 %", line)
+    line = re.sub(r"\b(memory|compute|calls|kernel|L0) 0 %", "bound 0 %", line)
     line = re.sub(r"most in \w+", "most in a part", line)
     return re.sub(r"[─-]{3,}", "─", " ".join(line.split()))
 

@@ -26,6 +26,7 @@ from llmcli.shell.prompts import Prompt
 if TYPE_CHECKING:
     from llmcli.commands.attribute.measure import Number
     from llmcli.commands.attribute.report import AttributeReport
+    from llmcli.config.model import ModelConfig
 
 FILES = ("html", "png", "json")
 
@@ -66,13 +67,11 @@ class AttributeOptions(FileOptions):
         "--method direct|gradient",
         "The terms that add up to the number, or of every activation (clean − corrupted) × "
         "gradient: attribution patching.",
-        needs=("--corrupted",),
     )
     corrupted: str | None = opt(
         None,
         "--corrupted PROMPT",
         "For `--method gradient`: another prompt of as many tokens.",
-        needs=("--method",),
     )
     top: int = opt(
         10, "-k --top K", "How many terms are shown in words.", at_least=1, at_most=1000
@@ -85,6 +84,14 @@ class AttributeOptions(FileOptions):
     open: bool = opt(False, *OPEN)
     every: bool = opt(False, "--all", "Show every head, or every position, at any height.")
     force: bool = opt(False, *FORCE)
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses a method without its prompt, and a prompt without its method."""
+        if (self.method == "gradient") != (self.corrupted is not None):
+            raise UsageError(
+                "`--method gradient` and `--corrupted` need each other",
+                hint="for example `--method gradient --corrupted \"Life is\"`",
+            )
 
     def end(self, tokens: int) -> int:
         """The number of tokens up to the position. Raises UsageError where it is none of them."""
@@ -109,7 +116,7 @@ def command(
     from llmcli.commands.attribute.view import render_attribution
 
     look = Inspection("attribute", attribute, FILES, output)
-    look.read(prompt, template, NewTokensOptions(), model, lambda config: None)
+    look.read(prompt, template, NewTokensOptions(), model, attribute.check)
     look.plan(exports(look, attribute), "use a shorter prompt")
     report = measured(look, template, answer, attribute)
     height = None if attribute.every or not look.out.out.terminal else get_terminal_size().lines
