@@ -125,13 +125,17 @@ def _headline(report: PatchReport) -> Iterator[str]:
         )  # fmt: skip
 
 
+def _by_effect(report: PatchReport) -> list[PatchCell]:
+    """The places that change anything, the strongest first."""
+    found = filter(report.effect, report.cells)
+    return sorted(found, key=lambda cell: -abs(report.effect(cell)))
+
+
 def strongest(report: PatchReport) -> list[str]:
     """The `TOP` strongest heads, or positions with their layers, by how much they change."""
     if report.by == "head":
-        cells = sorted(filter(report.effect, report.cells), key=lambda c: -abs(report.effect(c)))
-        return [
-            f"{number(c.value):>8}  layer {c.layer} head {c.head}" for c in cells[:TOP]
-        ] or [NOTHING]
+        cells = _by_effect(report)[:TOP]
+        return [f"{number(c.value):>8}  layer {c.layer} head {c.head}" for c in cells] or [NOTHING]
     of, found = patch_map(report), []
     for name, effects in zip(of.names, np.nan_to_num(of.values), strict=True):
         best = int(np.abs(effects).argmax())
@@ -152,7 +156,7 @@ def strongest(report: PatchReport) -> list[str]:
 def patch_page(report: PatchReport, title: str) -> bytes:
     """The map and the strongest places as one HTML file. `title` names the model."""
     of, same = patch_map(report), len(report.clean) == len(report.corrupted)
-    cells = sorted(report.cells, key=lambda cell: -abs(cell.value - report.base))[:100]
+    cells = _by_effect(report)[:100]
     places = [
         f"layer {cell.layer}, "
         + (f"head {cell.head}" if cell.position is None else place(report, cell.position))
