@@ -68,7 +68,7 @@ def _edits(model: Model, prompts: Sequence[Ids], window: int) -> list[Edit]:
                     hint="use `zero` or `from`, or edit `expert_weight`",
                 )
         model.changed[request.text] = False
-        tokens = lengths.copy().pop() if len(lengths) == 1 else 0
+        tokens = len(prompts[0]) if len(lengths) == 1 else 0
         other, values = tokens, {}
         if request.path and request.verb != "mean":
             values = dict.fromkeys(request.places, _array(request))

@@ -144,11 +144,9 @@ def _patched(
     chosen = [at for numbers in kinds.values() for at in numbers[:PATCHED] if terms[at].value]
 
     def edit(term: Contribution) -> Edit:
-        assert term.position is not None
-        row = (slice(None) if term.index is None else term.index, term.position)
+        at = tuple(n for n in (term.index, term.position) if n is not None)
 
         def fn(x: Tensor, positions: Tensor) -> Tensor:
-            at = row if x.ndim == 4 else row[1:]
             x[(0, *at)] = clean[term.name][at].to(x)
             return x
 

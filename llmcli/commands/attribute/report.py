@@ -21,8 +21,8 @@ class AttributeReport(Checked):
     and `versus` the one whose logit is taken off. `value`: what the model computed. `method`:
     `direct`, the terms add up to `value`; `gradient`, of every activation at every position how
     much the number would change if it were that of `tokens` in the prompt `corrupted`, whose own
-    number is `corrupted_value`, by the gradient there; the strongest of each
-    kind are patched, too.
+    number is `corrupted_value`, by the gradient there; the strongest of each kind are
+    patched, too.
     """
 
     dtype: str
@@ -46,8 +46,8 @@ class AttributeReport(Checked):
     @member
     def correlation(self) -> float | None:
         """Pearson's, of `value` and `patched` of the terms that have both; None without any."""
-        pairs = [(t.value, t.patched) for t in self.terms if t.patched is not None]
+        both = [(t.value, t.patched) for t in self.terms if t.patched is not None]
         try:
-            return correlation(*zip(*pairs, strict=True))
-        except (TypeError, StatisticsError):  # none, or all are the same
+            return correlation([value for value, _ in both], [patched for _, patched in both])
+        except StatisticsError:  # fewer than two, or all are the same
             return None
